@@ -1,1 +1,1 @@
-"""The agent of a node: reads GPUs and their holders, counts, and publishes."""
+"""The agent of a node: reads its GPUs and who holds them, counts their use, and publishes metrics."""

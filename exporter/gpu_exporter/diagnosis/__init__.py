@@ -1,1 +1,1 @@
-"""State and evidence of an allocation, from snapshots and ledger views. Pure."""
+"""Judges the state of each allocation, and finds the evidence and the causes, from snapshots and counters. Pure."""

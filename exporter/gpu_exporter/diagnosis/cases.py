@@ -1,4 +1,4 @@
-"""Builds the input of the rules for causes: an allocation, the other GPUs of its holder, and the looks at its host.
+"""Builds the input of the rules for causes: an allocation, the holder's other GPUs, and the looks at the holder's host.
 
 A look is one reading of a holder's host: its cgroup, its processes and its files.
 """
@@ -28,8 +28,9 @@ class NodeCases:
         running_s: float,
         gpus: int,
     ) -> None:
-        """`looks`: returns the looks at a holder's host. `running_s`: seconds since every source of holders had
-        answered at least once. `gpus`: number of GPUs of the node.
+        """`looks`: returns the looks at a holder's host. `gpus`: number of GPUs of the node.
+
+        `running_s`: seconds since every source of holders had answered at least once.
         """
         self._records, self._windows, self._looks = records, windows, looks
         self._running_s, self._gpus = running_s, gpus
@@ -69,7 +70,7 @@ class NodeCases:
         return min(1.0, sum(each.allocation.share_ratio for each in records) / max(1, self._gpus))
 
     def _read_memory(self, record: HolderRecord) -> float | None:
-        """Share of the memory of a whole GPU in use; None for an instance, and while it is unknown."""
+        """The share of a whole GPU's memory that is in use. None for a MIG instance or a shared GPU, or if unknown."""
         facts = self._records.gpus[record.allocation.unit.uuid].snapshot.facts
         if record.allocation.unit.mig_uuid or record.allocation.is_shared or not facts.memory_total_bytes:
             return None
@@ -88,15 +89,12 @@ class NodeCases:
         return () if is_old else looks
 
     def _have_worked(self, records: Sequence[HolderRecord]) -> bool | None:
-        """True if a GPU has worked for this holder, False if all GPUs are known not to have, None otherwise."""
+        """Whether any GPU has worked for this holder: True, False if certainly none has, otherwise None."""
         found = [self._has_worked(record) for record in records]
         return True if True in found else None if None in found else False
 
     def _has_worked(self, record: HolderRecord) -> bool | None:
-        """Whether this GPU has ever worked for its holder; None if unknown.
-
-        It is unknown, too, if the holder may have begun before the exporter.
-        """
+        """Whether this GPU has ever worked for its holder. None if too little of the holder's time is known."""
         totals = record.totals
         if totals.busy_s > 0.0 or (totals.last_active_wall or 0.0) > totals.start_wall + 1.0:
             return True

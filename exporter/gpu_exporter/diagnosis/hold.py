@@ -1,4 +1,4 @@
-"""Publishes a new state only after it has lasted for a time. A milder state, such as busy after idle, needs no time."""
+"""Publishes a new state only after it has lasted for a time. A milder state (busy after idle) is published at once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class _HeldState(NamedTuple):
 
 
 class StateHold:
-    """Remembers the published state of each allocation. Monotonic seconds; one thread at a time."""
+    """Remembers the published state of each allocation. Times are monotonic seconds. Used by one thread at a time."""
 
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
         self._held: dict[AllocationId, _HeldState] = {}
 
     def publish(self, now: float, judged: Mapping[AllocationId, Verdict]) -> dict[AllocationId, Verdict]:
-        """The verdicts to publish, given the present verdicts `judged`. Allocations missing there are forgotten."""
+        """Return the verdicts to publish. Allocations that are not in `judged`, the present verdicts, are forgotten."""
         self._held = {key: self._next(now, self._held.get(key), verdict) for key, verdict in judged.items()}
         return {key: held.published for key, held in self._held.items()}
 

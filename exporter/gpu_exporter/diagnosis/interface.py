@@ -1,4 +1,4 @@
-"""The parts of diagnosis that the agent uses: the input from the node, the results, and the shared records."""
+"""The interface of diagnosis for the agent: the node's data that it needs, its results, and the shared records."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ __all__ = [
 
 
 class HeldNow(NamedTuple):
-    """The present allocations, each GPU's last answer by UUID, and whether processes are visible here."""
+    """The present allocations, the last answer of each GPU by UUID, and whether processes are visible here."""
 
     allocations: Sequence[Allocation]
     answered: Mapping[str, DeviceSnapshot]
@@ -69,8 +69,9 @@ class HeldNow(NamedTuple):
 
 
 class Standings(NamedTuple):
-    """The input of one judgement: the node at one moment, and every shown allocation. `running_s`: seconds since every
-    source of holders had answered at least once.
+    """The input of one judgement: the node at one moment, and every shown allocation.
+
+    `running_s`: seconds since every source of holders had answered at least once.
     """
 
     records: NodeRecords
@@ -85,7 +86,7 @@ class JudgedNode(Protocol):
         """The present allocations and the last answers of the GPUs."""
 
     def list_suspects(self) -> Sequence[Suspect]:
-        """The holders with a GPU in a run without progress. HostLoop reads the hosts of these holders."""
+        """The holders with a GPU in a run without progress, whose hosts must be read."""
 
     def hear_host(self, who: Who, progress: HostProgress) -> None:
         """Take a holder's activity on its host, such as disk traffic or steps of its training loop."""
@@ -98,7 +99,7 @@ class JudgedNode(Protocol):
 
 
 class NodeDiagnosis:
-    """Judges the allocations of one node. Thread-safe: it holds no lock while it calls the node."""
+    """Judges the allocations of one node. Thread-safe: holds no lock while it calls the node."""
 
     def __init__(
         self,
@@ -145,14 +146,14 @@ class NodeDiagnosis:
         )
 
     def keep(self, present: Iterable[Allocation]) -> None:
-        """Forget the holders that have left. `present`: the allocations of a new poll."""
+        """Forget the holders that are not in `present`, the allocations of a new poll."""
         now, present = self._clock.monotonic(), list(present)
         with self._lock:
             self._looks.keep(present)
             self._training.keep(present, now)
 
     def complete(self, records: NodeRecords) -> NodeRecords:
-        """Add the holders' work on the host and the reports of their training loops to the records."""
+        """Add the holders' work on the host, and the reports of their training loops, to the records."""
         works = self._works.works if self._works is not None else {}
         with self._lock:
             if not works and not self._training.is_used:
@@ -185,7 +186,7 @@ class NodeDiagnosis:
         return list_subjects(held.allocations, unwell, held.answered, processes_proven=held.sees_processes)
 
     def _note_evidence(self, who: Who, evidence: HostEvidence) -> None:
-        """Keep one look at a holder's host, with the mean utilization of its GPUs on this node over the same time."""
+        """Keep one reading of a holder's host, with the mean utilization of its GPUs over the same time."""
         held = [each for each in self._node.list_held().allocations if identify(each.holder) == who]
         units = [] if any(each.is_shared for each in held) else [each.unit for each in held]
         look = HostLook(evidence, self._node.mean_of(units, evidence.start, evidence.end))
@@ -193,7 +194,7 @@ class NodeDiagnosis:
             self._looks.note(who, look)
 
     def _note_training(self, who: Who, files: TrainingFiles) -> None:
-        """Keep what a holder's training loop reports. Its steps end a run without progress."""
+        """Keep the reports of a holder's training loop. New steps end a run without progress."""
         with self._lock:
             found = self._training.note(who, files)
         self._node.touch()

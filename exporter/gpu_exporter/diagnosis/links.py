@@ -1,4 +1,4 @@
-"""The fastest PCIe link of each GPU in the last window: a GPU at rest slows its link, so slower ones do not count."""
+"""Remembers the fastest PCIe link of each GPU in the last window. A GPU at rest slows its link down."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class LinkHistory:
     def add(self, snapshot: DeviceSnapshot) -> None:
         """Remember the link if the GPU works in this snapshot and worked in the one before.
 
-        The link is read less often than the utilization: when work begins, the last reading is still that of rest.
+        The link is read less often than the utilization: when work begins, its last reading is still from the time at
+        rest.
         """
         was_busy, self._is_busy = self._is_busy, (snapshot.facts.utilization or 0.0) > 0.0
         while self._entries and self._entries[0][0] < snapshot.monotonic - self._window_s:
@@ -31,7 +32,7 @@ class LinkHistory:
             self._entries.append((snapshot.monotonic, link, most))
 
     def best(self) -> tuple[float, str] | None:
-        """The link's share of its maximum bandwidth, and both bandwidths as text; None after too few readings."""
+        """The link's share of its maximum bandwidth, and both bandwidths as text. None after too few readings."""
         if len(self._entries) < LOOKS_MIN:
             return None
         _, link, most = max(self._entries, key=lambda entry: entry[1] / entry[2])

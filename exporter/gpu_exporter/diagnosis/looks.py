@@ -1,4 +1,4 @@
-"""Keeps the looks at the holders' hosts, from which the rules find causes, and selects the holders to look at."""
+"""Keeps the looks (readings of the holders' hosts) for the rules for causes, and selects the holders to read."""
 
 from __future__ import annotations
 

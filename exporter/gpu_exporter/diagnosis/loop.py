@@ -1,4 +1,4 @@
-"""Judges every allocation at a fixed interval in a thread of its own. Scrapes only read the results."""
+"""Judges every allocation at a fixed interval, in a thread of its own. Scrapes only read the results."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class Subject(NamedTuple):
 
 
 class DiagnosisInput(NamedTuple):
-    """A node at one moment: snapshots of the GPUs that answer, and all allocations. `describe`: returns the input of
-    the rules for causes for an allocation, None if the allocation is no longer shown.
+    """The input of one judgement: snapshots of the GPUs that answer, and all allocations.
+
+    `describe`: takes an allocation, and returns the input of the rules for causes, None if it is no longer shown.
     """
 
     snapshots: Sequence[DeviceSnapshot]
@@ -42,8 +43,10 @@ class DiagnosisInput(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """Results of the last judgement. `throttling`: by UUID of the GPU, for GPUs where it is known. `causes`: of the
-    published states. `unwell`: allocations whose present state is not healthy, even if it is not published yet.
+    """The results of the last judgement.
+
+    `throttling`: by UUID, for GPUs where it is known. `causes`: causes of the published states. `unwell`: allocations
+    with a present state other than healthy, even if the state is not published yet.
     """
 
     verdicts: Mapping[AllocationId, Verdict] = {}
@@ -53,7 +56,7 @@ class Findings(NamedTuple):
 
 
 class DiagnosisLoop:
-    """Any thread may read `findings`: a judgement replaces it as a whole."""
+    """Judges at intervals. Any thread may read `findings`: a judgement replaces it as a whole."""
 
     def __init__(self, settings: Settings, gather: Callable[[], DiagnosisInput], clock: Clock) -> None:
         self.findings = Findings()

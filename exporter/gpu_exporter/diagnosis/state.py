@@ -1,4 +1,4 @@
-"""The state of an allocation over the last window: the first match wins, and unknown is checked first.
+"""Judges the state of an allocation over the last window. The first matching rule decides; unknown comes first.
 
 docs/concepts.md lists the states for users; windows and most thresholds come from defaults.yaml.
 """
@@ -48,10 +48,10 @@ class Window(NamedTuple):
 
     `values`: mean utilization per bucket, None if unknown. `held_s`: how long the exporter has seen this holder.
     `idle_run_s`: length of the present idle run, None while unknown. `active_by`: the witnesses of the unit's last
-    activity (UnitTotals). `processes`: contexts on the unit now, None while not proven. `throttled_share`: share of the
-    window with the harmful throttle reason that lasted longest, None if unknown. `lag_s`: how old the newest readings
-    may be, because they are kept back until the holder is confirmed. `gap`: why a part of the time is unknown, ""
-    without a reason. `spin`: the run without progress. `hour`: means of the last hour, None while unknown.
+    activity (UnitTotals). `processes`: number of contexts on the unit now, None while not proven. `throttled_share`:
+    share of the window with the harmful throttle reason that lasted longest, None if unknown. `lag_s`: how old the
+    newest readings may be, because they wait until the holder is confirmed. `gap`: why a part of the time is unknown,
+    "" without a reason. `spin`: the run without progress. `hour`: means of the last hour, None while unknown.
     """
 
     values: Sequence[float | None]
@@ -68,7 +68,7 @@ class Window(NamedTuple):
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest-rank percentile of a non-empty sequence; `share` 0 to 1."""
+    """The nearest-rank percentile of a non-empty sequence. `share`: 0 to 1."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
@@ -106,7 +106,7 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
 
 
 def _is_inefficient(hour: HourOfWork, rules: StateRules) -> bool:
-    """Whether few SMs have work in the busy time. A kernel that waits for memory does not count as inefficient."""
+    """Whether few SMs have work while the GPU is busy. If it uses much memory bandwidth, it is not inefficient."""
     return hour.utilization > rules.low_mean and hour.sm < rules.inefficient_sm and hour.dram < rules.inefficient_dram
 
 
@@ -117,7 +117,7 @@ def _describe_stall(spin: Spin) -> str:
 
 
 def _judge_zero(window: Window, needed_s: float) -> Verdict:
-    """The state after utilization 0 in all known time: idle only if all witnesses were quiet for this time too."""
+    """The state if utilization was 0 in all known time. It is idle only if all witnesses were quiet as long."""
     run_s = window.idle_run_s or 0.0
     idle = describe_duration(run_s)
     witnesses = f"{' and '.join(window.active_by)} showed activity" if window.active_by else ""

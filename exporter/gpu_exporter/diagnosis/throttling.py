@@ -1,4 +1,4 @@
-"""The share of the last window that each GPU spent in harmful throttling."""
+"""Computes the share of the last window that each GPU spent in harmful throttling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HARMFUL = ("thermal", "sw_thermal", "hw_thermal", "hw_power_brake", "reliability
 
 
 class ThrottleHistory:
-    """The throttle counters of one GPU over the last `window_s`, with one entry every `step_s`."""
+    """The throttle counters of one GPU over the last `window_s` seconds, with one entry every `step_s` seconds."""
 
     def __init__(self, window_s: float, step_s: float = 10.0) -> None:
         self._window_s = window_s
@@ -30,7 +30,7 @@ class ThrottleHistory:
             self._entries.append((snapshot.monotonic, counters))
 
     def worst(self) -> Throttling | None:
-        """The harmful reason with the largest share of the window; None while unknown."""
+        """The harmful reason that lasted for the largest share of the window. None while unknown."""
         if len(self._entries) < 2:
             return None
         (start, first), (end, last) = self._entries[0], self._entries[-1]

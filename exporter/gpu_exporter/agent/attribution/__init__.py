@@ -1,1 +1,1 @@
-"""The holders of the units. Reads grants from the sources, and resolves each to a unit. Never guesses by position."""
+"""Finds the holder (a pod or Slurm job) of each unit (a GPU or MIG instance), from what the schedulers report."""

@@ -1,12 +1,11 @@
-"""Compares the processes on each unit with its holder. If another job or pod runs processes there, the mapping may be
-wrong.
+"""Checks the allocations against the processes that run on each unit.
 
-A wrong mapping makes a working holder look idle, so the holder's time is unknown from then on. A grant is contradicted
-in two cases. Case 1: processes of another pod or job run on the holder's unit. Case 2: the holder's own processes run
-on a unit that it does not hold, and none of them run on its own unit. The grant stays contradicted until only the
-holder's own processes are seen on its unit: the end of the other processes does not prove the mapping right. Processes
-that a previous holder left running contradict only while they run. Processes never show who holds a unit, because a pod
-without a process still holds its GPU. Pure, except for the log.
+A wrong allocation makes a working holder look idle, so the holder's time is unknown from then on. The processes
+contradict an allocation in two cases. Case 1: processes of another pod or job run on the holder's unit. Case 2: the
+holder's own processes run on a unit that it does not hold, and none of them run on its own unit. The allocation stays
+contradicted until only the holder's own processes are seen on its unit: the end of the other processes does not prove
+that the allocation is right. Processes that a previous holder left running contradict only while they run. Processes
+never show who holds a unit, because a pod without a process still holds its GPU. Pure, except for the log.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ REMEDIES = {
 
 
 def relate(holder: Holder, owner: ProcessOwner) -> Relation:
-    """Whether a process of `owner` belongs to the holder. "other": the process provably belongs to another pod or
-    job.
-    """
+    """Return whether a process of `owner` belongs to the holder ("own") or provably to another pod or job ("other")."""
     if holder.key.scheduler == "container":
         return "own" if owner.container == holder.key.incarnation else "other" if owner.container else "unknown"
     if not owner.is_scheduled:
@@ -61,8 +58,10 @@ def _compare(held: str, found: Sequence[str], is_comparable: Callable[[str], boo
 
 
 class _Finding(NamedTuple):
-    """A contradicted allocation. `names`: the owners of the processes. `others`: the same owners, empty if the
-    processes belong to the holder. `place`: the unit that the holder uses without holding it.
+    """The reason why an allocation is contradicted.
+
+    `names`: the owners of the processes. `others`: the same owners, empty if the processes belong to the holder itself.
+    `place`: the unit on which the holder's processes run although the holder does not hold it.
     """
 
     names: str
@@ -80,9 +79,9 @@ class _Finding(NamedTuple):
 
 
 class ProcessNet:
-    """Remembers which allocations are contradicted.
+    """Remembers which allocations are contradicted by processes.
 
-    `in_use`: for each unit without a holder, a text that names its users.
+    `in_use`: for each unit without a holder, a text that names the owners of the processes on the unit.
     """
 
     def __init__(self) -> None:
@@ -95,9 +94,10 @@ class ProcessNet:
     def check(
         self, resolution: Resolution, owners: Mapping[UnitId, Sequence[ProcessOwner]], places: Mapping[UnitId, str]
     ) -> Resolution:
-        """Mark allocations that the processes contradict. Each one counts as a conflict of its source.
+        """Mark the allocations that the processes contradict, and count each one as a conflict of its source.
 
-        `owners`: the owners of the processes on each unit. `places`: every unit of this node, with its name for people.
+        `owners`: the owners of the processes on each unit. `places`: every unit of this node, with its name in
+        messages.
         """
         look = _Comparison(resolution, owners)
         self._note_changes(look.holders, places)
@@ -118,7 +118,7 @@ class ProcessNet:
         return resolution._replace(allocations=marked, conflicts=conflicts)
 
     def _keep(self, look: _Comparison, allocation: Allocation, before: _Finding | None) -> _Finding | None:
-        """The earlier finding about an allocation, if the present processes neither confirm nor refute it."""
+        """Return the earlier finding if the present processes neither confirm nor refute it, otherwise None."""
         if before is None or look.has_own(allocation):
             return None
         left = before.others & self._before.get(allocation.unit, frozenset())
@@ -151,7 +151,7 @@ class ProcessNet:
 
 
 class _Comparison:
-    """Compares the processes of one moment with one mapping of holders."""
+    """Compares the processes of one moment with the allocations of the same moment."""
 
     def __init__(self, resolution: Resolution, owners: Mapping[UnitId, Sequence[ProcessOwner]]) -> None:
         self.holders: dict[UnitId, list[Holder]] = {}
@@ -168,8 +168,9 @@ class _Comparison:
         self._others: dict[UnitId, list[ProcessOwner]] = {}  # owners that hold nothing on the unit, filled on demand
 
     def _find_strays(self) -> dict[Who, UnitId]:
-        """Holders that work on a unit that they do not hold, each with that unit. Skips holders with an unresolved
-        grant, because the grant may mean this unit.
+        """For each holder whose processes run on a unit that the holder does not hold, return this unit.
+
+        Holders with an unresolved grant are skipped, because that grant may mean this unit.
         """
         strays: dict[Who, UnitId] = {}
         for unit, seen in self._owners.items():
@@ -185,7 +186,7 @@ class _Comparison:
         return any(relate(allocation.holder, owner) == "own" for owner in self._owners.get(allocation.unit, ()))
 
     def judge(self, allocation: Allocation, places: Mapping[UnitId, str]) -> _Finding | None:
-        """The finding about an allocation from the present processes, None if they do not contradict it."""
+        """Why the present processes contradict an allocation, None if they do not contradict it."""
         unit, holder = allocation.unit, allocation.holder
         if unit not in self._others:
             self._others[unit] = [
@@ -204,9 +205,7 @@ class _Comparison:
         return _Finding(_short(holder), place, frozenset(), holder.source, _short(holder))
 
     def describe_use(self, unit: UnitId) -> str:
-        """A text that names the users of a unit without a holder. "" if the unit has a holder or only the system uses
-        it.
-        """
+        """Name the users of a unit without a holder. "" if it has a holder, or only system processes use it."""
         users = [owner for owner in self._owners[unit] if owner.is_scheduled or owner.container]
         if unit in self.holders or not users:
             return ""
@@ -234,9 +233,7 @@ class _Comparison:
 
 
 def _whos(owner: ProcessOwner) -> tuple[Who, ...]:
-    """Every pod and job that a process belongs to. There may be several, because the slurmd of a job may run in a
-    pod.
-    """
+    """Every pod and job that a process belongs to: both, if slurmd runs in a pod and started the process as a job."""
     pods = tuple(("pod", pod) for pod in owner.pods)
     return (*pods, ("job", owner.job)) if owner.job else pods
 

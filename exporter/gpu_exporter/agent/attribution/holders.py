@@ -1,14 +1,15 @@
-"""Turns one poll of the sources into the holders of every unit. All steps are here, in order.
+"""Turns the answers of all sources at one poll into the holders of every unit. The steps, in order:
 
 1. Pods that have ended, and pods that run slurmd, hold nothing (kubelet/ended.py, slurm/pods.py).
 
-2. Each grant becomes an allocation of a unit, or remains unresolved (resolve.py).
+2. Each grant (a source's report that a holder has a device) becomes an allocation of a unit, or remains unresolved
+   (resolve.py).
 
-3. A holder is marked if the processes on its unit contradict it (contradict.py).
+3. An allocation is marked if the processes on the unit contradict it (contradict.py).
 
-4. Users of units without a holder become undeclared holders, known by their processes (users.py).
+4. A program that uses a unit without an allocation becomes an undeclared holder, known by its processes (users.py).
 
-5. The use of each holder's processes is measured (usage.py).
+5. The use of each unit by its holder's processes is measured (usage.py).
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from gpu_exporter.common.model.units import UnitId
 
 
 class Poll(NamedTuple):
-    """One answer of all sources. `offers`: the devices that a scheduler may allocate, None if unknown. `ended`: grants
-    of holders that have ended since the last poll, `confirmed` when they ended. `is_complete`: every source has
-    answered recently.
+    """The answers of all sources at one poll.
+
+    `offers`: the devices that a scheduler may allocate, None if unknown. `ended`: grants of holders that have ended
+    since the last poll; `confirmed` is the time of the end. `is_complete`: every source has answered recently.
     """
 
     grants: Sequence[Grant]
@@ -44,9 +46,11 @@ class Poll(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """The answers of the driver. `answered`: the last snapshot of every GPU that answered, by UUID. `incomplete`: why
-    NVML and the schedulers may number the GPUs differently, "" if the numbers agree. `lists_processes`: the driver has
-    listed a process since the exporter started, so an empty list means no process.
+    """The answers of the driver.
+
+    `answered`: the last snapshot of every GPU that answered, by UUID. `incomplete`: why NVML and the schedulers may
+    number the GPUs differently, "" if the numbers agree. `lists_processes`: the driver has listed a process since the
+    exporter started, so an empty list means that no process runs.
     """
 
     answered: Mapping[str, DeviceSnapshot]
@@ -55,9 +59,11 @@ class Devices(NamedTuple):
 
 
 class HolderUpdate(NamedTuple):
-    """The holders after one poll. `past`: allocations of holders that have ended since the last poll. `in_use`: units
-    that have no holder but are not free, with the reason. `offered`: units that a scheduler may allocate, None if
-    unknown. `uses`: the use of each unit by the processes of its holder.
+    """The holders after one poll.
+
+    `past`: allocations of holders that have ended since the last poll. `in_use`: units that have no holder but are not
+    free, with the reason. `offered`: units that a scheduler may allocate, None if unknown. `uses`: the use of each unit
+    by the processes of its holder.
     """
 
     resolution: Resolution = Resolution([], [], [])
@@ -68,7 +74,7 @@ class HolderUpdate(NamedTuple):
 
 
 class HolderTracker:
-    """Keeps the state that must be known across polls. Not thread-safe."""
+    """Keeps the data about holders from one poll to the next. Not thread-safe."""
 
     def __init__(self, processes: ProcessOwners | None, slurm_pods: SlurmPods) -> None:
         """`processes`: looks up the owners of the processes on each GPU, None if owners are unknown."""
@@ -79,7 +85,7 @@ class HolderTracker:
         self._users = Users(processes.name_pod) if processes is not None else None
 
     def restore(self, numbers: Mapping[NumberKey, UnitId], now: float) -> None:
-        """Take over the numbers that an earlier process of the exporter remembered. `now`: monotonic seconds."""
+        """Take over the device numbers (numbers.py) saved before a restart. `now`: monotonic seconds."""
         self._numbers.note(numbers, now)
 
     def numbers(self) -> dict[NumberKey, UnitId]:
@@ -120,8 +126,9 @@ class HolderTracker:
 
 
 def _list_left(resolution: Resolution, devices: Devices) -> dict[UnitId, str]:
-    """Units that are not free although their holder has ended, with the reason. Such a unit becomes free when the
-    driver lists no process on it.
+    """Units that are not free although their holder has ended, each with the reason.
+
+    Such a unit becomes free when the driver lists no process on it.
     """
     held = {allocation.unit for allocation, _ in resolution.allocations}
     left: dict[UnitId, str] = {}

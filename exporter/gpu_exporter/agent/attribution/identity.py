@@ -1,10 +1,10 @@
-"""Decides how users and accounts are shown: by name, by number, by a keyed hash, or not at all (the setting
-`identity.user`).
+"""Shows users and accounts by name, by number, as a keyed hash, or not at all (the setting `identity.user`).
 
-Slurm's PrivateData hides jobs or users from other users, and an open port must not show them. So `auto` shows hashes if
-a source reports that its site hides users, and until every source has answered once. A hash is an HMAC-SHA-256 of the
-name, cut to 64 bits. The same user always has the same hash, and without the key an attacker cannot test names. The key
-is a file in the state directory. If it is copied to every node, a user has the same hash on all nodes.
+Slurm's PrivateData hides jobs or users from other users, and an open port must not show them. So the setting `auto`
+shows hashes if a source reports that its site hides users, and until every source has answered once. A hash is an
+HMAC-SHA-256 of the name, cut to 64 bits. The same user always has the same hash. Without the key, an attacker cannot
+test names. The key is a file in the state directory. If the file is copied to every node, a user has the same hash on
+all nodes.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _make_key(path: Path) -> None:
 
 
 class Identity:
-    """The identity setting of one node, with its key. The key is read or made at its first use."""
+    """The setting `identity.user` of one node, with its key. The key is read or made at its first use."""
 
     def __init__(self, setting: str, directory: Path | None) -> None:
         """`setting`: `auto` or one of MODES. `directory`: the directory of the key, None if the exporter has no state
@@ -120,7 +120,7 @@ class Identity:
         self._key: bytes | None = None
 
     def mode(self, hidden: bool) -> Mode:
-        """The present mode. `hidden`: a source hides its users, or has not yet reported whether it hides them."""
+        """How users are shown now. `hidden`: a source hides its users, or has not yet reported whether it does."""
         return MODES.get(self._setting) or ("hmac" if hidden else "name")
 
     def apply(self, holder: Holder, hidden: bool) -> Holder:

@@ -1,5 +1,7 @@
-"""Remembers which unit each holder's number means, because a running holder keeps its GPUs even if the numbers
-change.
+"""Remembers which unit each device number of a holder means.
+
+A Slurm job's GPU is known by a number (its position). The numbers may change while the job runs, but the job keeps its
+GPUs.
 """
 
 from __future__ import annotations
@@ -14,9 +16,7 @@ MAX_NUMBERS = 1024  # a node has about ten GPUs, and one holder for each
 
 
 class NumberMemory:
-    """Maps (holder, number) to the unit and to the last time (monotonic seconds) when the number meant it. Not
-    thread-safe.
-    """
+    """Maps (holder, number) to a unit and to the time when this was last seen (monotonic seconds). Not thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[NumberKey, tuple[UnitId, float]] = {}
@@ -25,9 +25,7 @@ class NumberMemory:
         return {number: unit for number, (unit, _) in self._known.items()}
 
     def note(self, numbers: Mapping[NumberKey, UnitId], now: float) -> None:
-        """Add the present numbers. Drop numbers that were last seen more than KEEP_S ago, and the oldest if there are
-        more than MAX_NUMBERS.
-        """
+        """Add the present numbers, and drop old ones: last seen more than KEEP_S ago, or beyond MAX_NUMBERS."""
         self._known |= {number: (unit, now) for number, unit in numbers.items()}
         recent = {number: known for number, known in self._known.items() if now - known[1] <= KEEP_S}
         self._known = dict(sorted(recent.items(), key=lambda item: -item[1][1])[:MAX_NUMBERS])

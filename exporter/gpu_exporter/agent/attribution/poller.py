@@ -1,4 +1,4 @@
-"""Asks the sources in parallel and remembers their last answers for a limited time."""
+"""Polls all sources of holders in parallel, and keeps their last answers for a limited time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ MAX_TEXTS = 3  # unresolved grants that a text lists
 
 
 class _Question:
-    """One poll of one source. Runs in a separate thread, because a slow source must not delay the answers of the
-    others.
-    """
+    """Polls one source once, in a separate thread: a slow source must not delay the other sources."""
 
     def __init__(self, source: Source, clock: Clock) -> None:
         # the answer shows what is held at least until this time
@@ -81,9 +79,10 @@ class Poller:
         identity: Identity | None = None,
         patience_s: float | None = None,
     ) -> None:
-        """`identity`: how users and accounts are shown, None to show their names. `patience_s`: how long a poll waits
-        for answers. A later answer counts at the next poll. None: the poll waits until each source has answered or
-        failed.
+        """`identity`: how users and accounts are shown, None to show their names.
+
+        `patience_s`: how long a poll waits for answers; a later answer counts at the next poll. None: a poll waits
+        until each source has answered or failed.
         """
         self._patience_s = patience_s
         self._sources = sources
@@ -122,7 +121,7 @@ class Poller:
         return known
 
     def take_ended(self) -> list[Grant]:
-        """The grants of holders that have ended, `confirmed` when they ended. Each grant is returned once."""
+        """The grants of holders that have ended; `confirmed` is the time of the end. Each grant is returned once."""
         hidden = any(memory.hides_users or memory.confirmed is None for memory in self._memory.values())
         ended = [self._show(grant, hidden) for memory in self._memory.values() for grant in memory.ended]
         for memory in self._memory.values():
@@ -130,7 +129,7 @@ class Poller:
         return ended
 
     def offers(self) -> Sequence[Grant] | None:
-        """The devices that schedulers may allocate, None unless every source reports its devices."""
+        """The devices that schedulers may allocate. None unless every source reports its devices."""
         offers: list[Grant] = []
         for memory in self._memory.values():
             if memory.offers is None:
@@ -142,7 +141,7 @@ class Poller:
         return grant if self._identity is None else grant._replace(holder=self._identity.apply(grant.holder, hidden))
 
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about attribution for messages, in addition to the sources' errors."""
+        """Warnings about holders for messages to the user, in addition to the sources' errors."""
         return (self._identity.problem,) if self._identity is not None and self._identity.problem else ()
 
     def _take_answer(self, name: str, memory: _SourceMemory, within_s: float | None) -> None:
@@ -180,9 +179,9 @@ class Poller:
 
     @staticmethod
     def _note(name: str, memory: _SourceMemory, problem: str, bug: Exception | None = None) -> None:
-        """Log a problem when it changes, not at every poll. An answer with a problem still counts as an answer.
+        """Log a source's problem when it changes, not at every poll.
 
-        `bug`: the exception whose traceback is logged.
+        An answer with a problem still counts as an answer. `bug`: the exception to log with a traceback.
         """
         if problem != memory.error:
             if problem:
@@ -198,8 +197,10 @@ class Poller:
         unresolved: Sequence[tuple[Grant, str]],
         doubted: Sequence[tuple[Grant, str]] = (),
     ) -> None:
-        """Count grants that contradict a source of higher precedence. Log unresolved grants, and grants of a holder
-        that may only watch its device, each with the reason.
+        """Count the conflicts, and log the unresolved and doubted grants with their reasons.
+
+        A conflict is a grant that contradicts a source of higher precedence. `doubted`: the holder may only watch the
+        device.
         """
         for grant in conflicts:
             memory = self._memory.get(grant.holder.source)
@@ -225,7 +226,7 @@ class Poller:
             memory.has_lost = len(texts) > len(doubts)
 
     def is_known(self) -> bool:
-        """Whether a device without a grant is certainly not held: every source has answered recently enough."""
+        """Whether every source has answered recently, so that a device without a grant is certainly free."""
         now = self._clock.monotonic()
         return bool(self._memory) and all(
             memory.confirmed is not None and now - memory.confirmed <= self._keep_last_s and not memory.incomplete
@@ -233,9 +234,7 @@ class Poller:
         )
 
     def has_all(self) -> bool:
-        """Whether every source has answered. If so, a holder that no source reports holds nothing. True without
-        sources.
-        """
+        """Whether every source has answered, so that a holder without a grant holds nothing. True without sources."""
         return not self._memory or self.is_known()
 
     def statuses(self) -> tuple[SourceStatus, ...]:

@@ -1,7 +1,8 @@
-"""Finds the owners of the processes on each GPU. Pids come from the driver, owners from /proc.
+"""Finds the pod, job or container that owns each process on a GPU. The driver lists the pids, /proc shows the
+owners.
 
-For each process the exporter reads its cgroup, its start time, and whether it is NVIDIA's MPS server (procfs.py). A pid
-from the driver is a pid of the host, so /proc must be the host's. A pod needs hostPID, or the host's /proc as a mount
+For each process the exporter reads its cgroup, its start time, and whether it is NVIDIA's MPS server (procfs.py). The
+driver's pids are pids of the host, so /proc must be the host's. A pod needs hostPID, or the host's /proc as a mount
 with --path.procfs. The exporter recognizes the host's /proc by the process kthreadd, which only the kernel starts.
 """
 
@@ -25,7 +26,7 @@ MPS_SERVER = "nvidia-cuda-mps"
 
 
 class UnitOwners(NamedTuple):
-    """The distinct owners of the processes on one unit, each with its use.
+    """The distinct owners of the processes on one unit, each with its use of the unit.
 
     `is_complete`: the owner of every process on the unit is known.
     """
@@ -39,7 +40,7 @@ Owners = Mapping[UnitId, UnitOwners]
 
 
 class OwnedPeriod(NamedTuple):
-    """The work of each owner's processes on one whole GPU over (start, end] of the monotonic clock: shares, 0 to 1.
+    """The work of each owner's processes on one whole GPU over (start, end], monotonic seconds. Shares are 0 to 1.
 
     `owner`: None if the lookup failed. Values of a share may be missing, as in ProcessShare. `problem`: as in
     ProcessPeriod.
@@ -52,7 +53,7 @@ class OwnedPeriod(NamedTuple):
 
 
 def without_owners(period: ProcessPeriod) -> OwnedPeriod:
-    """The same period with unknown owners, for a node on which the owners of processes are not visible."""
+    """Convert a period without looking up any owner, for a node on which the owners of processes are not visible."""
     return OwnedPeriod(period.start, period.end, tuple((None, each.ratio) for each in period.shares), period.problem)
 
 
@@ -77,7 +78,7 @@ class ProcessOwners:
         return self._procfs.is_host()
 
     def read(self, snapshots: Iterable[DeviceSnapshot]) -> Owners:
-        """The owners of the processes on each unit. Only GPUs whose processes the driver listed are included."""
+        """The owners of the processes on each unit. GPUs for which the driver listed no processes are omitted."""
         owners: dict[UnitId, UnitOwners] = {}
         for snapshot in snapshots:
             if not (snapshot.up and snapshot.processes is not None and snapshot.identity.uuid):
@@ -103,7 +104,7 @@ class ProcessOwners:
         return found or None  # if even the exporter's own pod is missing, processes are hidden
 
     def name_pod(self, uid: str) -> tuple[str, str] | None:
-        """Namespace and name of the pod with this UID, None if the kubelet's directories do not show it."""
+        """Return namespace and name of the pod with this UID, None if the kubelet's directories do not show them."""
         if self._pod_logs is None:
             return None
         try:
@@ -114,9 +115,7 @@ class ProcessOwners:
         return (namespace, pod) if namespace and pod else None
 
     def own(self, period: ProcessPeriod) -> OwnedPeriod:
-        """The owners of the processes that worked on a GPU. Call this soon after the reading, while the processes still
-        live.
-        """
+        """Look up whose processes worked on a GPU in a period. Call it soon, while the processes still run."""
         known = [(self._owner(each.pid, each.monotonic), each.ratio) for each in period.shares[:UNIT_MAX]]
         rest = sum(each.ratio or 0.0 for each in period.shares[UNIT_MAX:])
         shares = (*known, (None, rest)) if rest else tuple(known)
@@ -133,10 +132,10 @@ class ProcessOwners:
         return UnitOwners(uses, is_complete and len(here) <= UNIT_MAX)
 
     def _owner(self, pid: int, seen: float) -> ProcessOwner | None:
-        """The owner of a process. None if the process has ended or cannot be read, if its pid was reused, or if it is
-        an MPS server of many clients.
+        """The owner of a process. `seen`: when the driver saw the process (monotonic seconds).
 
-        `seen`: when the driver saw the process (monotonic seconds).
+        None if the owner is unknown: the process has ended or cannot be read, its pid was reused, or it is an MPS
+        server with many clients.
         """
         stat = self._procfs.stat(pid)
         if stat is None or stat.name.startswith(MPS_SERVER):

@@ -1,5 +1,6 @@
-"""The sources of holders, in order of precedence. A source is loaded only if a flag requests it or it is detected on
-the host.
+"""Lists the sources of holders, in order of precedence.
+
+A source is loaded only if a flag requests it, or if it is detected on the host.
 """
 
 from __future__ import annotations
@@ -23,15 +24,14 @@ COLLECTED_EACH_S = 15.0  # reading a collector's answer costs slurmctld nothing
 class SourceOptions(NamedTuple):
     """The administrator's choices.
 
-    `kubelet`, `slurm`: None to detect them on this host. `resources`: regular expressions for the names of further
-    resources whose devices are GPUs. `timeout_s`: timeout of one request. `empty_confirm_s`: an empty answer of the
-    kubelet counts after this time. `slurm_interval_s`: shortest interval between requests to slurmctld if no job
-    changes.
+    `kubelet`, `slurm`: None to detect them on this host. `resources`: regular expressions for further resource names
+    that stand for GPUs. `timeout_s`: timeout of one request. `empty_confirm_s`: an empty answer of the kubelet counts
+    after this time. `slurm_interval_s`: shortest interval between requests to slurmctld if no job changes.
 
     `slurm_collected`: address or directory of a collector. `procfs`: the host's /proc. `monitors`: NAMESPACE/POD of
-    further pods whose resource claims only watch. `claims`: folder of the DRA driver's kubelet plugin, None to ignore
-    it. `pod_uid`: UID of the exporter's own pod, "" to read it from the cgroup. `find_pods`: returns the given pods
-    that have a cgroup, None if the host's cgroups are not visible.
+    further pods whose resource claims only watch a device. `claims`: folder of the DRA driver's kubelet plugin, None to
+    ignore it. `pod_uid`: UID of the exporter's own pod, "" to read it from the cgroup. `find_pods`: takes UIDs of pods
+    and returns those that have a cgroup, None if the host's cgroups are not visible.
 
     `state`: directory for state that survives a restart, None to keep no state. `keeps_state`: whether to write there.
     """

@@ -1,4 +1,4 @@
-"""State of a source that survives a restart of the exporter: one JSON file in the state directory for each source."""
+"""Keeps the state of a source over a restart of the exporter: one JSON file for each source in the state directory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class Remembered:
     """One file of one node. Not thread-safe."""
 
     def __init__(self, directory: Path | None, name: str, node: str, loss: str, *, writes: bool) -> None:
-        """`directory`: None to remember nothing. `loss`: names the data that a restart loses without the file, for
-        messages. `writes`: whether to write the file.
+        """`directory`: None to remember nothing. `writes`: whether to write the file.
+
+        `loss`: names, for messages, the data that a restart loses without the file.
         """
         self._path = directory / name if directory is not None else None
         self._node, self._loss = node, loss
@@ -28,7 +29,7 @@ class Remembered:
         self._problem = ""
 
     def read(self) -> Any:
-        """The remembered content. None if the file is missing, is not JSON, or is from another node or version."""
+        """The content of the file. None if the file is missing, is not JSON, or is from another node or version."""
         if self._path is None:
             return None
         try:

@@ -1,4 +1,7 @@
-"""Resolves grants to units, in one order of precedence. Conflicts are counted, nothing is guessed."""
+"""Resolves each grant (a source's report that a holder has a device) to a unit of this node.
+
+If two sources disagree, the source with the higher precedence counts, and the conflict is counted. Nothing is guessed.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,12 @@ NumberKey = tuple[HolderKey, str]
 
 
 class Resolution(NamedTuple):
-    """The result of `resolve`. `allocations`: in the order of the grants. `unresolved`: grants whose device does not
-    answer on this node, each with the reason.
+    """The result of `resolve`.
 
-    `numbers`: the unit that each holder's number meant, for the next poll. `ended`: units whose holder has ended, each
-    with the holder's name. `doubted`: grants from claims that may only watch their device, each with the reason.
+    `allocations`: in the order of the grants. `unresolved`: grants of a device that does not answer on this node, each
+    with the reason. `conflicts`: grants that contradict another source. `numbers`: the unit that each holder's device
+    number means, for the next poll. `ended`: units of holders that have ended, each with the holder's name. `doubted`:
+    grants from claims that may only watch their device, each with the reason.
     """
 
     allocations: list[tuple[Allocation, Grant]]
@@ -43,13 +47,13 @@ def resolve(
 ) -> Resolution:
     """Turn grants into allocations of the devices that answer.
 
-    If two sources grant the same unit to different holders, they contradict each other: the holder of the first source
-    in order is shown as contradicted, and the other grant is a conflict. Two holders of one source share the unit,
-    unless one of them has it through a resource claim that the other does not share. In that case one claim only
-    watches the unit, and every claim that may be this claim is contradicted. A holder that has ended holds nothing.
+    If two sources grant the same unit to different holders, the holder of the first source is marked as contradicted,
+    and the other grant becomes a conflict. Two holders of one source share the unit, with an exception: if one of them
+    has the unit through a resource claim that the other does not have, one of the claims only watches the unit. All
+    claims that may be the watching one are then marked as contradicted. A holder that has ended holds nothing.
 
     `incomplete`: why NVML and the schedulers may number the GPUs differently, "" if all expected GPUs are here. If it
-    is set, positions are not resolved. `numbers`: the unit that each holder's number meant before. A running holder
+    is not "", positions are not resolved. `numbers`: the unit that each holder's number meant before. A running holder
     keeps this unit while its number means no device. If the number now means another device, neither unit is used.
     """
     finder = _Finder(
@@ -73,8 +77,10 @@ def resolve(
 
 
 class _Assigned(NamedTuple):
-    """A grant that names a unit. `replica`: its replica number, if a device plugin shares the device. `basis`: a text
-    that shows how the unit was found.
+    """A grant that was resolved to a unit.
+
+    `replica`: the replica number, if a device plugin shares the device. `basis`: a text that shows how the unit was
+    found.
     """
 
     grant: Grant
@@ -83,9 +89,7 @@ class _Assigned(NamedTuple):
 
 
 class _GrantsByUnit:
-    """The grants, grouped by the unit that each one names. `kept`: numbers that keep their unit while the holder
-    runs.
-    """
+    """The grants of each unit. `kept`: by holder and number, the unit that stays the same while the holder runs."""
 
     def __init__(self) -> None:
         self.units: dict[UnitId, list[_Assigned]] = {}
@@ -96,8 +100,9 @@ class _GrantsByUnit:
         self._contradicted: dict[UnitId, Grant] = {}
 
     def assign(self, grant: Grant, found: tuple[UnitId | None, str, str], numbers: Mapping[NumberKey, UnitId]) -> None:
-        """Store the unit that a grant names, if any. `found`: its unit, its replica, and the reason if there is no
-        unit.
+        """Store a grant under its unit, if it has one.
+
+        `found`: the unit, the replica number, and the reason if there is no unit. `numbers`: as in `resolve`.
         """
         number = (grant.holder.key, grant.number)
         is_kept = bool(grant.number) and not grant.holder.identity  # a name alone may be another holder by now
@@ -126,7 +131,7 @@ class _GrantsByUnit:
             others.append(_Assigned(grant, replica, basis))
 
     def allocate(self, unit: UnitId, finder: _Finder, doubts: Mapping[str, str]) -> Iterator[tuple[Allocation, Grant]]:
-        """The allocations of one unit. `doubts`: claims that may only watch, each with the reason."""
+        """Yield the allocations of one unit. `doubts`: claims that may only watch a device, each with the reason."""
         several = self.units[unit]
         # If another holder is certain, a doubted claim only watches, and has no part of this unit.
         certain = [each for each in several if not each.grant.claim or each.grant.claim not in doubts]
@@ -155,10 +160,10 @@ class _GrantsByUnit:
 
 
 def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]:
-    """Claims that may only watch their devices, because another holder has one of these devices without this claim.
-    Each claim comes with the reason as a text.
+    """Claims that may only watch their devices, each with the reason as a text.
 
-    A doubt about one device applies to all devices of the claim.
+    A claim is doubted if another holder has one of its devices without this claim. A doubt about one device applies to
+    all devices of the claim.
     """
     doubts: dict[str, str] = {}
     for holders in units.values():
@@ -177,8 +182,9 @@ def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]
 def find_offered(
     offers: Sequence[Grant], snapshots: Iterable[DeviceSnapshot], incomplete: str = ""
 ) -> frozenset[UnitId] | None:
-    """The units that a scheduler may allocate. None if an offer is unresolved, because it may mean any unit.
-    `incomplete`: as in `resolve`.
+    """The units that a scheduler may allocate. `incomplete`: as in `resolve`.
+
+    None if one offer is unresolved: it may mean any unit, so the caller knows no free unit.
     """
     finder = _Finder(snapshots, incomplete, set())
     units = [finder.find(offer)[0] for offer in offers]
@@ -186,10 +192,10 @@ def find_offered(
 
 
 def _placed(instances: Sequence[InstanceReading], profile: str, profile_id: str, start: str) -> list[InstanceReading]:
-    """The MIG instances that a device name from dynamic resource allocation may mean.
+    """The MIG instances that match a device name from dynamic resource allocation (DRA).
 
     An instance matches by profile id and first slice. If the driver does not report these (it may lack the permission),
-    it matches by the profile's name.
+    the instance matches by its profile's name.
     """
     placement = need_wholes((profile_id, start))
     exact = [instance for instance in instances if instance.placement == placement]
@@ -199,7 +205,7 @@ def _placed(instances: Sequence[InstanceReading], profile: str, profile_id: str,
 
 
 def _describe_basis(grant: Grant) -> str:
-    """A text that shows how the source's name of the device leads to the unit."""
+    """Describe in a text how the device name from the source leads to the unit."""
     name = f"{grant.number}: " if grant.number and grant.number != grant.device else ""
     device = grant.device.partition("::")[0]
     if grant.kind == "minor":
@@ -244,7 +250,7 @@ class _Finder:
                 self.slices[instance.uuid] = (instance.sm_slices, whole)
 
     def find(self, grant: Grant) -> tuple[UnitId | None, str, str]:
-        """The unit, the replica number in the device id, if any, and the reason if no unit was found."""
+        """Return the unit, the replica number in the device id or "", and the reason if there is no unit."""
         device, _, replica = grant.device.partition("::")
         if grant.kind == "uuid":
             return self._by_uuid.get(device), replica, f"{device} does not answer here"
@@ -259,7 +265,7 @@ class _Finder:
         return unit, replica, reason
 
     def _instance(self, kind: str, device: str) -> tuple[UnitId | None, str]:
-        """The MIG instance on the GPU with a minor number. None unless exactly one instance is possible."""
+        """The MIG instance that `device` names. None with a reason unless exactly one instance matches."""
         minor, *which = device.split("/")
         listed = self._instances_of.get(minor, ())
         if kind == "instance":
@@ -275,7 +281,7 @@ class _Finder:
         return None, f"{many} of the GPU with device file number {minor} can be {'-'.join(which)}"
 
     def _at(self, grant: Grant, device: str) -> tuple[UnitId | None, str]:
-        """The GPU at a position in NVML's order, if this order is proven to be the scheduler's order."""
+        """The GPU at a position in NVML's list. None and a reason unless the scheduler provably uses the same order."""
         if self._has_mig:
             return None, "positions are not valid while a GPU of this node is in MIG mode"
         if self._incomplete:

@@ -1,4 +1,4 @@
-"""The interface of a source of holders. A source reports grants: each gives one device to one holder."""
+"""The interface of a source, e.g. the kubelet. A source reports grants: each gives one device to one holder."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from gpu_exporter.common.model.holders import Grant
 
 
 class SourceError(ForeignError):
-    """The source did not answer, or its answer cannot be trusted. The text contains the place, the reason and the
-    remedy.
-    """
+    """The source did not answer, or its answer cannot be trusted. The text has the place, the reason and the remedy."""
 
 
 class SlowSource(SourceError):
@@ -35,13 +33,13 @@ class Answer(NamedTuple):
     source contradicts itself. `hides_users`: the scheduler hides users from other users. `offers`: every device that
     the scheduler may allocate, held or not, as grants without a holder; None if unknown.
 
-    `is_late`: holders have started whose devices are not yet known, so a GPU without a grant may be held. `as_of`: time
-    of the answer (monotonic seconds), None for the present poll. `is_old`: the source failed, so this is an earlier
-    answer. `devices`: number of GPUs (or of instances, on a GPU with MIG) that the scheduler counts for this node; None
-    if unknown.
+    `is_late`: holders have started, but their devices are not yet known, so a GPU without a grant may be held. `as_of`:
+    time of the answer (monotonic seconds), None for the present poll. `is_old`: the source failed, so this is an
+    earlier answer. `devices`: number of GPUs (or of instances, on a GPU with MIG) that the scheduler counts for this
+    node; None if unknown.
 
-    `ended`: grants of holders that have ended since the last answer, each once, `confirmed` when they ended. `missed`:
-    number of further ended holders whose devices are unknown.
+    `ended`: grants of holders that have ended since the last answer, each once; `confirmed` is the time of the end.
+    `missed`: number of further ended holders with unknown devices.
     """
 
     grants: Sequence[Grant]
@@ -59,7 +57,7 @@ class Answer(NamedTuple):
 
 
 class Source(Protocol):
-    """The interface of a source. `name`: the source's label value in metrics."""
+    """The interface of a source. `name`: its value of the label `source` in metrics."""
 
     name: str
 

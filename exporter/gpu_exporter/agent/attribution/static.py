@@ -1,9 +1,9 @@
-"""Holders from a simulation's scenario, or from a file that a site's prolog writes.
+"""Reads holders from a file that a site's prolog writes, or from a simulation's scenario.
 
 The file is YAML or JSON, a list of entries. Each entry has `uuid` and either `pod` (namespace/pod/container) or `job`.
-Optional keys are user, account, partition, and `gpus`: the holder's total number of GPUs on all nodes. Without `gpus`
-this number is known only for pods, and the reconciler does not judge a job of unknown size. After a restart of the
-exporter, the counters of these holders start at 0, because a pod or job with the same name may be a new one.
+Optional keys are user, account, partition, and `gpus`: the holder's total number of GPUs on all nodes. Without `gpus`,
+this number is known only for pods, and the reconciler does not judge the job. After a restart of the exporter, the
+counters of these holders start at 0, because a pod or job with the same name may be a new one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEXT_KEYS = ("uuid", "pod", "job", "user", "account", "partition")
 
 
 class CallbackSource:
-    """Gets its grants from a function. A simulation reports its holders in this way."""
+    """Gets its grants from a function. A simulation reports its holders through this source."""
 
     def __init__(self, name: str, read_grants: Callable[[], Sequence[Grant]]) -> None:
         self.name = name
@@ -37,8 +37,10 @@ class CallbackSource:
 
 
 class StaticSource:
-    """Reads a file at every poll. A change counts after two polls have read the same bytes. Until then the earlier
-    content counts, because a program may be writing the file, and in an incomplete list held GPUs would look free.
+    """Reads a file at every poll. Changed content counts after two polls have read the same bytes.
+
+    Until then the earlier content counts, because a program may still be writing the file: in an incomplete list, held
+    GPUs would look free.
     """
 
     name = "static"
@@ -68,9 +70,7 @@ class StaticSource:
         return Answer(self._grants)
 
     def _look(self) -> bytes | None:
-        """The content to parse, None if the parsed content still counts. Raises OSError; ValueError if no content
-        counts.
-        """
+        """The file's new content, None if it did not change. Raises OSError, or ValueError if none counts yet."""
         seen, (data, age_s) = self._seen, self._read()
         if seen is None and not self._settled_s <= age_s:  # also if the file is dated in the future
             time.sleep(self._settled_s)
@@ -89,9 +89,7 @@ class StaticSource:
 
 
 def _whole(data: bytes) -> str:
-    """Decode the file. Raises ValueError if it is empty or its last line is incomplete, e.g. because the disk was
-    full.
-    """
+    """Decode the file. Raises ValueError if it is empty or its last line is incomplete (a full disk)."""
     text = data.decode("utf-8")
     if not text.strip():
         raise ValueError("the file is empty: write [] if no GPU has a holder")
@@ -101,7 +99,7 @@ def _whole(data: bytes) -> str:
 
 
 def count_units(grants: Sequence[Grant]) -> list[Grant]:
-    """The grants, with each holder's total number of units set to the number of units that the grants name.
+    """Set each holder's total number of units to the number of units that its grants name, and return the grants.
 
     Several replicas (UUID::N) of a unit count as one.
     """
@@ -141,7 +139,7 @@ def parse_static(data: object) -> list[Grant]:
 
 
 def static_holder(texts: dict[str, str], source: str, identity: str) -> Holder:
-    """Make a holder from texts: `pod` is namespace/pod/container. Without it, `job` is a job id. Raises ValueError."""
+    """Make a holder from `pod` (namespace/pod/container), or without it from `job` (a job id). Raises ValueError."""
     user, account, partition = (texts.get(key, "") for key in ("user", "account", "partition"))
     if texts.get("job"):
         key = HolderKey("slurm", texts["job"])

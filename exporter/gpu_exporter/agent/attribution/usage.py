@@ -1,9 +1,9 @@
-"""Measures the memory and activity of each holder's own processes on a unit, even if several holders share the unit.
+"""Measures the memory and activity of each holder's own processes, also if several holders share a unit.
 
-If several holders use a device, a value of the whole device belongs to none of them. A value that NVML reports for each
-process can be divided: the cgroup of the pid leads to one owner, and an owner belongs to one holder or to none. If the
-holder of even one process on the unit is unknown, no value is reported (e.g. for an MPS server, which works for all
-holders, or a pid without an owner). Pure.
+If several holders share a device, a value of the whole device belongs to none of them. A value that NVML reports for
+each process can be divided: the process's cgroup shows its owner, and an owner belongs to one holder or to none. If the
+holder of even one process on the unit is unknown, no value is reported (e.g. for a pid without an owner, or for an MPS
+server, which works for all holders). Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Uses: TypeAlias = "Mapping[tuple[UnitId, HolderKey], Use]"
 
 
 def measure(allocations: Iterable[Allocation], owners: Owners) -> dict[tuple[UnitId, HolderKey], Use]:
-    """The use of each allocation, if it is known. Units with a contradicted allocation are left out."""
+    """The use of each allocation, where it is known. Units with a contradicted allocation are omitted."""
     holders: dict[UnitId, list[Allocation]] = {}
     for allocation in allocations:
         holders.setdefault(allocation.unit, []).append(allocation)
@@ -55,7 +55,7 @@ SLACK = 0.05
 
 
 def divide_period(period: OwnedPeriod, holders: Sequence[Holder]) -> Split:
-    """Divide the work on a shared unit among its holders. Work that belongs to no single holder counts as `others`."""
+    """Divide the work on a shared unit among its holders. Work without exactly one holder counts as `others`."""
     ratios: dict[HolderKey, float] = {}
     unclear: set[HolderKey] = set()
     others: float | None = None

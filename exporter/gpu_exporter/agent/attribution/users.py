@@ -1,9 +1,9 @@
-"""Finds users of a GPU that no scheduler has allocated: holders that are visible only by their processes.
+"""Finds programs that use a GPU that no scheduler has allocated to them: they are known only by their processes.
 
-A user is a container outside both schedulers (docker, podman, containerd), or a pod that sees GPUs without a request
-(NVIDIA_VISIBLE_DEVICES=all, privileged, a hostPath). Users are shown but never judged, because the exporter cannot see
-a user while none of its processes runs. A pod that a source reports is never a user, even if its processes run on
-another unit.
+Such a user is a container outside both schedulers (docker, podman, containerd), or a pod that sees GPUs without a
+request (NVIDIA_VISIBLE_DEVICES=all, privileged, a hostPath). Users are shown but never judged, because the exporter
+cannot see a user while none of its processes runs. A pod that a source reports is never such a user, even if its
+processes run on another unit.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Users:
         self._names: dict[str, PodName | None] = {}
 
     def find(self, resolution: Resolution, owners: Owners, now: float, *, pods: bool) -> list[tuple[Allocation, Grant]]:
-        """An allocation for each user of a unit without a holder. `now`: monotonic seconds. `pods`: every source has
-        answered, so a pod that no source reports holds nothing.
+        """Return an allocation for each user of a unit without a holder. `now`: monotonic seconds.
+
+        `pods`: every source has answered, so a pod that no source reports holds nothing.
         """
         held = {allocation.unit for allocation, _ in resolution.allocations}
         grants = [grant for _, grant in resolution.allocations]

@@ -1,3 +1,1 @@
-"""Collectors, one subject per file. Each file defines what the collector reads, and lists the metric families that it
-publishes.
-"""
+"""The collectors, one subject per file. A collector reads values of a GPU and lists the metrics that it publishes."""

@@ -1,8 +1,8 @@
-"""The definition of a collector, and the cycle that collectors fill.
+"""Defines a collector, and the cycle (one pass over one GPU) in which collectors store their values.
 
 Every read has one of three outcomes: a value, no data (NotSupported: not logged, the series is absent), or a failure
-(counted per call, the series is absent). A failure affects only one field. If the device is lost or the driver has
-changed, and most other calls confirm this, the exception is raised and affects the whole device.
+(counted per call, the series is absent). A failure affects only one value. If one call reports that the device is lost
+or that the driver has changed, and most other calls confirm this, the exception ends the whole cycle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Totals:
-    """State of one device that collectors keep between cycles: running sums and the last values of counters."""
+    """Data of one device that collectors keep between cycles: running sums, and the last values of counters."""
 
     def __init__(self) -> None:
         self._sums: dict[Hashable, float] = {}
@@ -37,9 +37,7 @@ class Totals:
         return self._sums.get(key)
 
     def step(self, key: Hashable, value: float) -> float | None:
-        """The increase of a driver counter since the last call. None at the first call, and if the counter
-        decreased.
-        """
+        """Return the increase of a driver counter since the last call. None at the first call or if it fell."""
         last, self._last[key] = self._last.get(key), value
         return value - last if last is not None and value >= last else None
 
@@ -48,7 +46,7 @@ class Totals:
         return self._last.get(key)
 
     def forget_step(self, *keys: Hashable) -> None:
-        """Drop the last values of these counters, so the next `step` of each is treated as the first one."""
+        """Drop the last values of these counters: the next `step` of each returns None, like a first call."""
         for key in keys:
             self._last.pop(key, None)
 
@@ -58,20 +56,21 @@ class Totals:
         return self._last[key]
 
     def forget_last(self) -> None:
-        """Drop all last values, but keep the sums. The next `step` of each counter is treated as the first one."""
+        """Drop the last values of all counters, but keep the sums: the next `step` of each counter returns None."""
         self._last.clear()
 
     def forget(self, gone: Callable[[Hashable], bool]) -> None:
-        """Drop the sums and values of every key for which `gone` is true."""
+        """Drop the sums and last values of every key for which `gone(key)` is true."""
         for known in (self._sums, self._last):
             for key in [key for key in known if gone(key)]:
                 del known[key]
 
 
 class InstanceCycle(NamedTuple):
-    """Values of one MIG instance. `gpm`: None if GPM is not supported, and until the first window is complete.
+    """Values of one MIG instance.
 
-    `has_memory`: the memory in `samples` belongs to this compute instance alone.
+    `gpm`: None if GPM is not supported, and until its first window is complete. `has_memory`: the memory in `samples`
+    belongs to this compute instance alone.
     """
 
     uuid: str
@@ -88,7 +87,7 @@ class InstanceCycle(NamedTuple):
 
 @dataclass(slots=True)
 class Cycle:
-    """One pass over one device. Collectors store samples here, and the raw values from which activity is derived.
+    """One pass over one device. Collectors store samples here, and the raw values that show whether the GPU works.
 
     A value that covers a period is stored with the time (`now()`) at which it was read, because a later call in the
     same cycle may be slow.
@@ -129,7 +128,7 @@ class Cycle:
     processes: ProcessList | None = None
 
     def read(self, ask: Callable[[], T]) -> T | None:
-        """The answer of `ask`, or None. A failed call is counted; a value that is not supported is not counted."""
+        """Call `ask` and return its answer, or None. A failed call is counted; an unsupported value is not."""
         try:
             answer = ask()
         except (DeviceLost, DriverChanged) as exc:
@@ -151,17 +150,14 @@ class Cycle:
         self.withdrawn += exc.once_answered
 
     def value(self, family: Family) -> float | None:
-        """The present value of a family without labels, read in this cycle or kept from an earlier one. None if
-        missing.
-        """
+        """The present value of a family without labels, from this cycle or an earlier one. None if missing."""
         return next((sample.value for sample in self.samples if sample.family is family), None)
 
     def admit(self, family: Family, value: float | None, *, witness: bool = False) -> float | None:
-        """Return a value of the driver if it is plausible for its family, otherwise None. None and NaN count as
-        missing.
+        """Return the driver's value if it is plausible for its family, otherwise None. None and NaN count as missing.
 
-        A value outside the family's range is counted as implausible. `witness`: the value is a witness of idleness, so
-        without it this moment is unknown.
+        A value outside the family's range is counted as implausible. `witness`: the value is a witness of idleness (a
+        signal of activity), so without it this moment is unknown.
         """
         if value is None or math.isnan(value):
             return None
@@ -171,12 +167,12 @@ class Cycle:
         return None
 
     def note_implausible(self, family: Family, *, witness: bool = False) -> None:
-        """Count an implausible value. It is counted under the driver call in the family's `source`."""
+        """Count an implausible value of a family, under the driver call in the family's `source`."""
         self.remarks.append((family.source.partition(" ")[0].rstrip(",") or family.name, OUT_OF_RANGE))
         self.witness_missing |= witness
 
     def admit_traffic(self, received: Family, sent: Family, traffic: Traffic | None) -> Traffic | None:
-        """Publish both directions of a traffic witness. Returns the traffic, or None if a direction is missing."""
+        """Publish both directions of a link's traffic. Returns the traffic, or None if a direction is missing."""
         if traffic is None:
             return None
         rx, tx = self.admit(received, traffic.rx, witness=True), self.admit(sent, traffic.tx, witness=True)
@@ -191,13 +187,13 @@ class Cycle:
         return [] if admitted is None else [Sample(family, labels, float(admitted))]
 
     def add(self, family: Family, value: float | None, *labels: str, witness: bool = False) -> float | None:
-        """Publish one value of the GPU. Returns it, or None if it is missing or implausible. `witness`: see `admit`."""
+        """Publish one value of the GPU. Returns it, or None if missing or implausible. `witness`: as in `admit`."""
         admitted = self.admit(family, value, witness=witness)
         self.put(family, admitted, *labels)
         return admitted
 
     def put(self, family: Family, admitted: float | None, *labels: str) -> None:
-        """Publish a value that was admitted before, unless it is None."""
+        """Publish a value that `admit` has returned, unless it is None."""
         if admitted is not None:
             self.samples.append(Sample(family, labels, float(admitted)))
 
@@ -207,11 +203,11 @@ SLOW_INTERVAL_S = 5.0
 
 
 class Collector(NamedTuple):
-    """A named group of families that can be switched off.
+    """A named group of metric families that can be switched off.
 
-    `collect` fills the cycle every `every_s` seconds (0: in every cycle). Its samples are kept until the next call.
-    None if the families do not come from a cycle. `witness`: its values are witnesses of idleness, so if a call fails
-    that was answered before, this moment is unknown.
+    `collect` fills the cycle every `every_s` seconds (0: in every cycle), and the samples are kept until the next call.
+    `collect` is None if the families do not come from a cycle. `witness`: the values are witnesses of idleness, so if a
+    call that was answered before fails now, this moment is unknown.
     """
 
     name: str

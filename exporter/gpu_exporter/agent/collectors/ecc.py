@@ -1,4 +1,4 @@
-"""Memory errors that the hardware corrected or could not correct."""
+"""ECC errors: memory errors that the hardware corrected or could not correct."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Extracts the values that the ledger, the diagnosis and the terminal need from the samples of one reading. No other
-module does this.
+"""Takes the values that the ledger, the diagnosis and the terminal need from the samples of one reading.
+
+No other module does this.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _FIELDS = {
 
 
 def take_facts(samples: Iterable[Sample]) -> Facts:
-    """The facts from the samples of one GPU or of one MIG instance."""
+    """The values that other packages need, from the samples of one GPU or of one MIG instance."""
     found: dict[str, float] = {}
     throttle_s: dict[str, float] = {}
     for family, labels, value in samples:

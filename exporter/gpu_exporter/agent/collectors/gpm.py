@@ -1,4 +1,4 @@
-"""GPU performance monitoring: activity of SMs, tensor cores and memory since the last cycle."""
+"""GPM, the driver's GPU performance monitoring: activity of SMs, tensor cores and memory since the last cycle."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ CLAMPED = Range(-TOLERANCE, 2.0)  # a value outside is a sentinel, not a ratio t
 
 
 def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
-    """Limit the ratios to 0 to 1, and compute SM activity from the driver's own counters if it has them.
+    """Limit GPM's ratios to 0 to 1, and compute SM activity from the driver's own counters if it has them.
 
-    Values above 1 occur on real hardware (an SM activity of 1.29, NVIDIA/DCGM#152): they are clamped, and counted. A
-    value below 0 (the two samples do not fit together) or far above 1 (a sentinel) is discarded. A window in which the
-    driver's cycle counter did not increase is also discarded, because its two samples are the same.
+    Values above 1 occur on real hardware (an SM activity of 1.29, NVIDIA/DCGM#152): they are reduced to 1, and counted.
+    A value below 0 (the two samples do not fit together) or far above 1 (a number for "no value") is discarded. A
+    window in which the driver's cycle counter did not increase is also discarded, because its two samples are the same.
     """
     elapsed = active = None
     if gpm.elapsed_cycles is not None:

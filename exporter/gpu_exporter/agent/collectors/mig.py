@@ -1,8 +1,8 @@
 """Reads the MIG instances. Lists them again in each cycle, because the driver may reuse a handle for another instance.
 
-NVML measures power only for the whole board. The energy of each instance is an estimate: the board's idle power is
-divided by slices (unassigned slices keep their part), the remainder by slices times activity. No energy is lost or
-counted twice.
+NVML measures power only for the whole board. The energy of each instance is an estimate. The board's idle power is
+divided by compute slices; the part of unassigned slices belongs to no instance. The remaining power is divided by
+slices times activity. No energy is lost or counted twice.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ GPU_MIG_UNASSIGNED_ENERGY = Family(
 def divide_energy(
     joules: float, idle_joules: float, board_slices: int, parts: Sequence[tuple[str, float, float | None]]
 ) -> tuple[dict[str, float], float]:
-    """Divide `joules` among `parts`: (uuid, slices, activity). Returns the joules by uuid, and the unassigned
-    remainder. The sum is exactly `joules`.
+    """Divide `joules` among `parts`, which are (uuid, slices, activity).
 
-    `idle_joules`: the board's energy for the same time at rest. If the activity of any instance is unknown, or no
-    instance is active, all energy is divided by slices.
+    Returns the joules by uuid, and the joules of unassigned slices. The sum is exactly `joules`. `idle_joules`: the
+    board's energy for the same time at rest. If the activity of any instance is unknown, or no instance is active, all
+    energy is divided by slices.
     """
     whole = count_slices(board_slices, (slices for _, slices, _ in parts))
     weights = {uuid: slices * activity for uuid, slices, activity in parts if activity is not None}
@@ -121,7 +121,7 @@ def divide_energy(
 
 
 class _InstanceRead(NamedTuple):
-    """Values read from one instance. `supported`: the driver can report its activity, now or in a later cycle."""
+    """Values read from one instance. `supported`: the driver can report the activity, now or in a later cycle."""
 
     identity: InstanceIdentity
     gpm: Gpm | None
@@ -188,15 +188,15 @@ def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) 
 
 
 def _subject(key: Hashable) -> str:
-    """The uuid in a key (uuid, name), which sums and counters of an instance have. "" for other keys."""
+    """The uuid in a key (uuid, name) of an instance's sums and counters. "" for other keys."""
     return key[0] if isinstance(key, tuple) and isinstance(key[0], str) else ""
 
 
 def _charge(cycle: Cycle, read: Sequence[_InstanceRead]) -> Mapping[str, float]:
-    """Divide the board's energy since the last cycle among its instances. Returns the running sum of each instance by
-    uuid.
+    """Divide the board's energy since the last cycle among its instances.
 
-    Each method of estimation has its own sum, so no energy is counted twice when the method changes.
+    Returns the energy of each instance since the exporter's start (joules, by uuid). Each method of estimation has its
+    own sum, so no energy is counted twice when the method changes.
     """
     if cycle.energy_j is None:
         return {}

@@ -1,4 +1,4 @@
-"""The names of the collectors. The command-line parsers need them without importing the collectors."""
+"""The names of the collectors, in a module of their own: the command line needs them without loading the collectors."""
 
 # In the order in which they run, by name: whether it is on by default, and what it collects. Each is in the module of
 # its name (registry.py). MIG is last, because it divides values that others have read.

@@ -1,4 +1,4 @@
-"""Traffic between GPUs over NVLink, all links of the board together."""
+"""Traffic between GPUs over NVLink: the sum of all links of the board."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads PCIe traffic from the driver's counters, because nvmlDeviceGetPcieThroughput blocks for 20 ms."""
+"""Reads PCIe traffic from the driver's counters. nvmlDeviceGetPcieThroughput is not used: it blocks for 20 ms."""
 
 from __future__ import annotations
 

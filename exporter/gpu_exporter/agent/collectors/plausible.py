@@ -1,9 +1,8 @@
-"""Plausible ranges of the driver's values, by unit. A value outside its range is a sentinel or a fault, and is
-discarded.
+"""Plausible ranges of the driver's values, for each unit of measurement. Values outside the range are discarded.
 
-If a driver has no value, it returns a number with all bits set (0xFFFFFFFF is a ratio of 42,949,672.95 as percent, and
-4,294,967 W as milliwatts). If a sensor does not answer, it returns 0. The bounds are far beyond every product, so no
-true value is lost. They separate sentinels from real values, not healthy boards from faulty boards.
+Such a value is a fault or means "no value": a driver without a value returns a number with all bits set (0xFFFFFFFF is
+a ratio of 42,949,672.95 as percent, and 4,294,967 W as milliwatts), and a sensor that does not answer returns 0. The
+bounds are far beyond every product, so no true value is lost. They do not separate healthy boards from faulty ones.
 """
 
 from __future__ import annotations

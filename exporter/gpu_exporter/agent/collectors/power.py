@@ -1,4 +1,4 @@
-"""Power and energy of the board. NVML does not report them for MIG instances; mig.py estimates them."""
+"""Power and energy of the whole board. NVML does not report them for MIG instances; mig.py estimates them."""
 
 from __future__ import annotations
 
@@ -51,12 +51,11 @@ def collect_power(cycle: Cycle) -> None:
 
 
 def _judge_energy(cycle: Cycle, joules: float) -> float | None:
-    """Return the energy counter if this value is plausible after the last accepted value. Otherwise count it as
-    implausible and return None.
+    """Return the energy counter if it is plausible, otherwise count it as implausible and return None.
 
-    A sentinel may lie within the range of the counter, above or below the true value. A lower value is accepted only if
-    the next reading continues from it; the driver was then reloaded. After a sentinel, the next reading continues from
-    the value before the sentinel. A board that has only reported 0 has no counter: None, not counted.
+    A driver's number for "no value" may lie within the counter's range, above or below the true value. A lower value is
+    accepted only if the next reading continues from it; the driver was then reloaded. After a wrong value, the next
+    reading continues from the value before it. A board that has only reported 0 has no counter: None, not counted.
     """
     believed = cycle.totals.last("energy")
     if believed is None and joules == 0.0:

@@ -1,6 +1,6 @@
-"""Processes with a context on the GPU. Only their number is published, no pid and no name.
+"""Counts the processes with a context on the GPU. Publishes only their number, no pid and no name.
 
-The list itself is passed to attribution, which looks up the pod or job of each process.
+Attribution gets the list itself, and looks up the pod or job of each process.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Every collector, in the order of names.py. Each can be switched off by name, and has its own metrics for success and
-duration.
+"""Lists every collector, in the order of names.py.
+
+A collector can be switched off by name, and has its own metrics for success and duration.
 """
 
 from __future__ import annotations

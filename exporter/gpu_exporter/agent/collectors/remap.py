@@ -1,4 +1,4 @@
-"""Memory that was taken out of service: rows on Ampere and newer, pages on older GPUs."""
+"""Faulty memory that the driver no longer uses: rows on Ampere and newer, pages on older GPUs."""
 
 from __future__ import annotations
 

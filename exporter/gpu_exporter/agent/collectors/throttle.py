@@ -1,6 +1,4 @@
-"""Reasons for low clocks. The seconds come only from the driver's nanosecond counters, never from samples of the
-present state.
-"""
+"""Seconds of low clocks, by reason. They come only from the driver's nanosecond counters, never from sampled states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reasons for low clocks at the time of reading.
+"""The present reasons for low clocks.
 
 Off by default, because it adds eight series per GPU that contain less information than the counters.
 """

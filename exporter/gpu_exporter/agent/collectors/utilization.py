@@ -1,4 +1,4 @@
-"""Utilization of the GPU: the driver's current value, and its ring of samples."""
+"""Utilization of the GPU: the driver's present value, and its ring buffer of samples."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ GPU_MEMORY_BUSY = Family(
 
 
 def note_nonsense(cycle: Cycle, samples: Sequence[UtilizationSample]) -> Sequence[UtilizationSample]:
-    """Count the entries of a ring that are not ratios. Returns all entries, because no other entry covers the time of
-    such an entry, and this time must become unknown.
+    """Count the entries of the driver's ring that are not ratios from 0 to 1, and return all entries.
+
+    The invalid entries are kept: no other entry covers their time, so this time must become unknown.
     """
     nonsense = {ratio for ratio in {sample.ratio for sample in samples} if not RATIO.holds(ratio)}
     if nonsense:

@@ -1,4 +1,4 @@
-"""The fixed-function engines: video encoder and decoder, JPEG, optical flow. All are witnesses of idleness.
+"""Activity of video encoder, video decoder, JPEG and optical-flow engine. All are witnesses of idleness.
 
 A reading covers only the driver's last sample period. If the driver keeps a ring of samples, no activity between two
 cycles is missed.

@@ -1,8 +1,8 @@
-"""XIDs: the driver's error codes.
+"""XIDs: error codes that NVIDIA's driver reports.
 
-XIDs arrive as events in a separate thread (sampling/events.py). With --collector.xid.kmsg they also come from the
-kernel's log (sampling/kernel_log.py). They are also published for a lost GPU, because they explain the loss. Their
-families are in exposition/catalog.py.
+The driver reports them as events, which a separate thread receives (sampling/events.py). With --collector.xid.kmsg they
+also come from the kernel's log (sampling/kernel_log.py). XIDs of a lost GPU are published too, because they explain the
+loss. Their metric families are in exposition/catalog.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ LAST = 172  # in the catalogue
 
 
 def classify(xid: int, severity: str = "") -> str:
-    """The class of an XID, one of model.XID_CLASSES. An unknown code counts as hardware. `severity`: as reported, "" if
-    missing.
+    """The class of an XID, one of model.XID_CLASSES. An unknown code counts as hardware.
+
+    `severity`: "fatal" or "nonfatal" as the driver reports it, "" if missing.
     """
     if severity:
         return "hardware" if severity == "fatal" else "information"
@@ -36,7 +37,7 @@ def classify(xid: int, severity: str = "") -> str:
 
 
 def ends_work(xid: int, kind: str) -> bool:
-    """Whether the program on the GPU cannot continue after this XID. False for a code that is not in the catalogue."""
+    """Whether the program on the GPU cannot continue after this XID. False if the catalogue does not list it."""
     return kind == "application" or (kind == "hardware" and xid <= LAST)
 
 

@@ -1,1 +1,1 @@
-"""Reads the hardware. Independent of intervals, pods, jobs and HTTP."""
+"""Reads the GPUs. Knows nothing of intervals, pods, jobs and HTTP."""

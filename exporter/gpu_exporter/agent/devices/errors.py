@@ -1,4 +1,4 @@
-"""The errors that a read of the hardware can raise.
+"""The errors that reading a GPU can raise.
 
     DeviceError               one call failed; has the call, the NVML name of the error, and the device
       NotSupported            the hardware or driver has no such value: no data, no message
@@ -19,7 +19,7 @@ OUT_OF_RANGE = "OUT_OF_RANGE"  # in place of NVML's name: the call succeeded, bu
 
 
 class DeviceError(Exception):
-    """A call failed. `call` is NVML's function name, `error` NVML's constant name.
+    """A call failed. `call`: name of the NVML function. `error`: name of the NVML constant.
 
     `once_answered`: this device has answered the same call before, so a missing answer is a fault.
     """
@@ -44,7 +44,7 @@ class DeviceLost(DeviceError):
 
 
 class DriverChanged(DeviceError):
-    """Library and kernel module no longer match: the driver was upgraded while this process ran."""
+    """The NVML library and the kernel module no longer match: the driver was upgraded while this process ran."""
 
 
 class DriverUnavailable(ForeignError):
@@ -73,9 +73,7 @@ KINDS: dict[str, type[DeviceError]] = {
 
 
 def is_unsupported(error: str) -> bool:
-    """Whether an error means that the hardware or driver does not have the value. Other errors mean that the call
-    failed.
-    """
+    """Whether an error means that hardware or driver lacks the value. Any other error means that the call failed."""
     return KINDS.get(error) is NotSupported or error == "NVML_ERROR_NO_DATA"
 
 

@@ -1,4 +1,4 @@
-"""Reads XIDs from the kernel's log. NVIDIA's driver prints every XID there, also XIDs for which NVML has no event.
+"""Reads XIDs from the kernel's log. NVIDIA's driver prints every XID there, also those for which NVML has no event.
 
 One read(2) of /dev/kmsg (Documentation/ABI/testing/dev-kmsg) returns one record:
 
@@ -55,15 +55,16 @@ NVLINK5 = range(144, 151)
 
 
 class XidLine(NamedTuple):
-    """An XID of the GPU at `address`, in the notation of `slot_of`."""
+    """An XID of the GPU at this PCI address, in the form that `slot_of` returns."""
 
     address: str
     xid: int
 
 
 class Report(NamedTuple):
-    """`severity`: "fatal" or "nonfatal" from the text, "" if missing. `has_number`: whether the text contains the
-    XID.
+    """An XID in the kernel's log, with further data.
+
+    `severity`: "fatal" or "nonfatal" from the text, "" if missing. `has_number`: whether the text contains the number.
     """
 
     line: XidLine
@@ -72,8 +73,10 @@ class Report(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The result of one read. `lost`: records were overwritten before they could be read. `full`: more records may
-    follow. `probes`: addresses of GPUs that the driver could not start.
+    """The result of one read.
+
+    `lost`: records were overwritten before the exporter read them. `full`: more records may follow. `probes`: PCI
+    addresses of GPUs that the driver could not start.
     """
 
     reports: list[Report]
@@ -83,20 +86,18 @@ class Batch(NamedTuple):
 
 
 def slot_of(pci_bus_id: str) -> str:
-    """Domain, bus and device of a PCI address, without the function: `0000:86:00` for 00000000:86:00.0 and
-    0000:86:00.
-    """
+    """Remove the function from a PCI address: `0000:86:00` for 00000000:86:00.0 and 0000:86:00."""
     return normalize_pci(pci_bus_id).partition(".")[0]
 
 
 def parse_record(record: bytes) -> XidLine | None:
-    """The XID in one record of /dev/kmsg; None if the record reports no XID."""
+    """The XID in one record of /dev/kmsg, None if the record has no XID."""
     report = parse_report(record)
     return None if report is None else report.line
 
 
 def parse_report(record: bytes) -> Report | None:
-    """Like `parse_record`, but returns everything that the record contains about the XID."""
+    """Like `parse_record`, but with severity and presence of the number."""
     begin = _begin_of(record)
     if begin is None:
         return None
@@ -110,8 +111,9 @@ def parse_report(record: bytes) -> Report | None:
 
 
 def parse_probe(record: bytes) -> tuple[str, bool] | None:
-    """The address of a GPU that the driver could not start, and whether the driver refuses the board. None for other
-    records.
+    """The PCI address of a GPU that the driver could not start, and whether the driver does not support the board.
+
+    None for other records.
     """
     begin = _begin_of(record)
     if begin is None:
@@ -123,7 +125,7 @@ def parse_probe(record: bytes) -> tuple[str, bool] | None:
 
 
 def _begin_of(record: bytes) -> int | None:
-    """The position where the text begins in a record from the kernel itself. None for other records."""
+    """The position at which the text of a kernel record begins. None for a record that the kernel did not write."""
     prefix = PREFIX.match(record)
     return prefix.end() if prefix is not None and int(prefix[1]) >> 3 == KERNEL_FACILITY else None
 
@@ -133,10 +135,10 @@ def _slot(address: bytes) -> str:
 
 
 class KernelLog:
-    """Reads new records of /dev/kmsg, beginning at its present end. Never blocks."""
+    """Reads the records of /dev/kmsg that are written after this object was made. Never blocks."""
 
     def __init__(self, path: Path, read: Callable[[int, int], bytes] = os.read) -> None:
-        """Raises OSError if the log does not exist or this process may not read it."""
+        """Open the log. Raises OSError if the log does not exist or this process may not read it."""
         self._read = read
         self._failed: set[str] = set()
         self._refused: set[str] = set()
@@ -152,8 +154,7 @@ class KernelLog:
         os.close(self._handle)
 
     def read_past(self) -> frozenset[str]:
-        """Read the present content of the log, and return the addresses of GPUs that the driver could not start. Raises
-        OSError.
+        """Read the old records, and return the PCI addresses of GPUs that the driver could not start. Raises OSError.
 
         Old XIDs are not counted: after a restart, they would be counted a second time.
         """
@@ -195,8 +196,9 @@ class KernelLog:
         return Batch(reports, lost, True, self._take_probes())
 
     def _take_probes(self) -> frozenset[str]:
-        """The PCI addresses of GPUs that the driver could not start since the last call. Boards that the driver refuses
-        are left out, because they are not expected to work.
+        """Return the PCI addresses of GPUs that the driver could not start since the last call.
+
+        Boards that the driver does not support are omitted, because they are not expected to work.
         """
         probes = frozenset(self._failed - self._refused)
         self._failed.clear()

@@ -1,4 +1,4 @@
-"""Published power and activity levels of real boards at work, at rest and in a hang. A scenario selects them in `work`.
+"""Published power and activity of real boards at work, at rest and in a hang. Scenarios select such a level in `work`.
 
 This table is independent of the rules that judge such levels (`stalls` in defaults.yaml). A test is worthless if its
 watts are derived from the threshold. A value without a publication has the source "assumption".
@@ -73,7 +73,7 @@ LEVELS: Mapping[tuple[str, str], Level] = {
 
 
 def compile_work(model: str, product: Product, stages: Sequence[tuple[float, str]]) -> tuple[Load, dict[str, Load]]:
-    """The load and the parts of a GPU, from its list of (start in seconds, level). Raises KeyError."""
+    """Return a GPU's load, and the loads of its parts, from a list of (start in seconds, level). Raises KeyError."""
     levels = [(start, LEVELS[model, name]) for start, name in stages]
     full_w = 0.9 * product.power_limit - product.idle_power  # the simulated power at load 1, above rest
 

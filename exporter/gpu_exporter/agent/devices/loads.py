@@ -1,4 +1,4 @@
-"""Load curves of a scenario: utilization as a function of time, with its exact integral.
+"""Load curves of a scenario: utilization as a function of time, and its exact integral.
 
 Times are seconds since the scenario's start. Integrals are closed forms, so a test can compare the exact value with the
 integral that the exporter computes from samples.
@@ -19,7 +19,7 @@ class Load(Protocol):
 
 
 def mean(load: Load, start: float, end: float) -> float:
-    """Mean load over (start, end], clamped to 0 to 1 because of rounding errors."""
+    """Mean load over (start, end], limited to 0 to 1 because of rounding errors."""
     if end <= start:
         return 0.0
     value = (load.integral(end) - load.integral(start)) / (end - start)
@@ -37,7 +37,7 @@ class Constant:
 
 
 class Square:
-    """`high` for the first `duty` of each `period` seconds, then `low`."""
+    """Alternates: `high` for the share `duty` of each `period` (seconds), then `low`."""
 
     def __init__(self, low: float, high: float, period: float, duty: float) -> None:
         self.low, self.high, self.period, self.duty = low, high, period, duty

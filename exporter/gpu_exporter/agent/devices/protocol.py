@@ -1,4 +1,4 @@
-"""The contract between collectors and backends.
+"""The interface between collectors and backends (NVML, a replayed log, a simulation).
 
 A backend counts its devices and finds each by its position. A device has one method for each value. Every method may
 raise DeviceError and its subclasses. NotSupported means that this hardware does not have the value. All values are in
@@ -19,7 +19,7 @@ ENGINES = ("encoder", "decoder", "jpeg", "ofa")  # the fixed-function engines wi
 
 
 class UtilizationSample(NamedTuple):
-    """One entry of the driver's sample ring: the mean over a period that ends at `wall` (Unix seconds).
+    """One entry of the driver's ring buffer: the mean over a period that ends at `wall` (Unix seconds).
 
     `span_s`: length of this period in seconds, None if the driver does not report it.
     """
@@ -30,8 +30,9 @@ class UtilizationSample(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Shares (0 to 1) of the driver's last sample period (1/6 to 1 s): time in which a kernel ran, and in which memory
-    was read or written.
+    """Shares (0 to 1) of the driver's last sample period (1/6 to 1 s).
+
+    `gpu`: time in which a kernel ran. `memory`: time in which memory was read or written.
     """
 
     gpu: float
@@ -39,9 +40,7 @@ class Rates(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Device memory in bytes. `reserved`: the driver's part, in addition to `used` and `free`. None if `used` includes
-    it.
-    """
+    """Device memory in bytes. `reserved`: memory of the driver beside `used` and `free`. None if `used` has it."""
 
     total: int
     used: int
@@ -52,7 +51,7 @@ class Memory(NamedTuple):
 class Processes(NamedTuple):
     """The processes with a context on the device that are visible to the exporter.
 
-    `listed`: the list of both kinds of processes, None if the driver reports only their number.
+    `listed`: the compute and graphics processes, None if the driver reports only their number.
     """
 
     compute: int
@@ -61,13 +60,11 @@ class Processes(NamedTuple):
 
 
 class ProcessUtilization(NamedTuple):
-    """The use of the device by one process since a given time.
+    """One process's use of the device since a given time.
 
     `wall`: Unix seconds of the newest sample. `ratio`: mean share of the time in which kernels of the process ran.
     `is_active`: the process has used the device, including its engines. Both are raw values of the driver: a `ratio`
-    above 1 is invalid.
-
-    The exporter uses the pid only to find the process's cgroup on this host.
+    above 1 is invalid. The exporter uses the pid only to find the process's cgroup on this host.
     """
 
     pid: int
@@ -95,16 +92,14 @@ class Traffic(NamedTuple):
 
 
 class Pcie(NamedTuple):
-    """PCIe traffic since the driver was loaded, and the number of retransmitted packets (None if unknown)."""
+    """PCIe traffic since the driver was loaded, and the number of packets that were sent again (None if unknown)."""
 
     traffic: Traffic | None
     replays: int | None
 
 
 class PcieLink(NamedTuple):
-    """Generation and lanes of the PCIe link: the present values, and the maximum for this GPU in this slot. None if
-    unknown.
-    """
+    """Present and maximum generation and number of lanes of the PCIe link, for this slot. None if unknown."""
 
     generation: int | None
     generation_max: int | None
@@ -115,10 +110,10 @@ class PcieLink(NamedTuple):
 class Gpm(NamedTuple):
     """GPU performance monitoring over the last `span_s` seconds. Ratios are the driver's values, None if not available.
 
-    `engines` is the busiest video, JPEG or optical-flow engine. `missing`: a value that is normally available is
-    missing in this reading (an error, NaN, or not a share). The other values then do not prove idleness. `pcie`,
-    `nvlink`: bytes per second, sum of both directions. `elapsed_cycles`, `active_cycles`: monotonic SM counters, None
-    on drivers without them.
+    `engines`: the busiest of the video, JPEG and optical-flow engines. `missing`: a value that is normally available is
+    missing in this reading (an error, NaN, or not a share), so the other values do not prove idleness. `pcie`,
+    `nvlink`: bytes per second, sum of both directions. `elapsed_cycles`, `active_cycles`: counters of the SMs that only
+    grow, None on drivers without them.
     """
 
     span_s: float
@@ -139,8 +134,9 @@ class Gpm(NamedTuple):
 
 
 class RowRemaps(NamedTuple):
-    """Number of remapped memory rows by cause. Also whether a remap is pending until a reset, and whether one has
-    failed (0 or 1).
+    """Numbers of remapped memory rows, by cause.
+
+    Also whether a remap waits for a reset, and whether a remap has failed (0 or 1).
     """
 
     corrected: int
@@ -153,8 +149,9 @@ class InstanceIdentity(NamedTuple):
     """One MIG instance. `mig` is "gpu instance id/compute instance id".
 
     `sm_slices`: the instance's compute slices; a fraction if compute instances share a GPU instance and report no
-    slices. `placement` is as in model.InstanceReading. `memory`: "own" if the compute instance is alone on its GPU
-    instance. Otherwise "first" for the compute instance with which the memory is counted, and "none" for the others.
+    slices. `placement`: as in model.InstanceReading. `memory`: "own" if the compute instance is alone on its GPU
+    instance. If several share it, the memory is counted once: "first" for the compute instance that gets it, "none" for
+    the others.
     """
 
     uuid: str
@@ -167,9 +164,7 @@ class InstanceIdentity(NamedTuple):
 
 
 class Instance(Protocol):
-    """One MIG instance of a device. Valid only in the present cycle, because the driver may reuse its handle for
-    another instance.
-    """
+    """One MIG instance of a device. Valid only in one cycle, because the driver may reuse the handle."""
 
     identity: InstanceIdentity
 
@@ -180,7 +175,7 @@ class Instance(Protocol):
 
 
 class Device:
-    """One physical GPU. If a backend does not override a read method, this method raises NotSupported.
+    """One physical GPU. Each read method raises NotSupported unless a backend overrides it.
 
     `answers`: number of calls that the driver has answered, to detect a GPU that no longer answers.
     `instances_complete`: whether the last list of instances is complete. `reason`: the NVML error to raise for a
@@ -196,24 +191,22 @@ class Device:
         return NotSupported(call, self.reason)
 
     def identify(self) -> None:
-        """Read the missing parts of the identity again. `take_errors` returns the errors. Never raises."""
+        """Read the missing parts of the identity. Never raises: `take_errors` returns the errors."""
         return
 
     def is_alive(self) -> bool:
-        """Whether the GPU still answers other calls after one call has reported a lost GPU or a changed driver."""
+        """Whether the GPU still answers other calls, after one call has reported a lost GPU or a changed driver."""
         return False
 
     def first_failure(self) -> str:
-        """One failed call with its error, "" if no call has failed. An unsupported value is not a failure."""
+        """Name one failed call and its error, "" if no call has failed. An unsupported value is not a failure."""
         return ""
 
     def read_utilization(self) -> Rates:
         raise self._nothing("nvmlDeviceGetUtilizationRates")
 
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
-        """The driver's samples newer than `since_wall` (Unix seconds), oldest first. Empty if there are no new
-        samples.
-        """
+        """The driver's samples newer than `since_wall` (Unix seconds), oldest first. Empty without new samples."""
         raise self._nothing("nvmlDeviceGetSamples")
 
     def read_engine(self, engine: str) -> float:
@@ -221,7 +214,7 @@ class Device:
         raise self._nothing(f"nvmlDeviceGet{engine.capitalize()}Utilization")
 
     def read_engine_samples(self, engine: str, since_wall: float) -> Sequence[UtilizationSample]:
-        """The driver's samples of one of ENGINES, in the form of `read_utilization_samples`."""
+        """The driver's samples of one of ENGINES, as in `read_utilization_samples`."""
         raise self._nothing("nvmlDeviceGetSamples")
 
     def read_gpm(self) -> Gpm | None:
@@ -229,10 +222,9 @@ class Device:
         raise self._nothing("nvmlGpmMetricsGet")
 
     def reopen_gpm(self, subject: str) -> None:
-        """Close the GPM window of the board (`subject` is "") or of the MIG instance with this UUID. The next read
-        begins a new window.
+        """Close the GPM window of the board (`subject` is "") or of the MIG instance with this UUID. Never raises.
 
-        Never raises.
+        The next read begins a new window.
         """
         return
 
@@ -248,7 +240,7 @@ class Device:
         raise self._nothing("nvmlDeviceGetEnforcedPowerLimit")
 
     def read_default_power_limit(self) -> float:
-        """The manufacturer's power limit in watts. A limit that an administrator sets does not change it."""
+        """The manufacturer's power limit in watts. It stays the same if an administrator sets another limit."""
         raise self._nothing("nvmlDeviceGetPowerManagementDefaultLimit")
 
     def read_energy(self) -> float:
@@ -264,7 +256,7 @@ class Device:
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_temperature_margin(self) -> float:
-        """Degrees Celsius until the temperature at which the GPU slows down. Negative above this temperature."""
+        """Degrees Celsius below the temperature at which the GPU slows down. Negative above this temperature."""
         raise self._nothing("nvmlDeviceGetMarginTemperature")
 
     def read_temperature_limits(self) -> Mapping[str, float]:
@@ -285,7 +277,7 @@ class Device:
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_throttle_active(self) -> Mapping[str, bool]:
-        """For each throttle reason that the device supports, whether it is active now."""
+        """Whether each throttle reason is active now. Reasons that the device does not support are omitted."""
         raise self._nothing("nvmlDeviceGetCurrentClocksEventReasons")
 
     def read_pcie(self) -> Pcie:
@@ -316,13 +308,14 @@ class Device:
         raise self._nothing("nvmlDeviceGetComputeRunningProcesses")
 
     def read_process_utilization(self, since_wall: float) -> Sequence[ProcessUtilization]:
-        """The driver's entries for processes that have used the device since `since_wall` (Unix seconds). Some entries
-        may have pids that do not exist.
+        """The work of each process that has used the device since `since_wall` (Unix seconds).
+
+        Some entries of the driver have pids that do not exist.
         """
         raise self._nothing("nvmlDeviceGetProcessUtilization")
 
     def read_persistence_mode(self) -> bool:
-        """Whether the driver remains initialised while no process uses the GPU."""
+        """Whether the driver keeps the GPU initialised while no process uses it."""
         raise self._nothing("nvmlDeviceGetPersistenceMode")
 
     def list_instances(self) -> Sequence[Instance]:
@@ -330,7 +323,7 @@ class Device:
         return ()
 
     def take_errors(self) -> Sequence[DeviceError]:
-        """Errors of single values in calls that otherwise succeeded. Returns each error once."""
+        """Return and clear the errors of single values, in calls that otherwise succeeded."""
         return ()
 
     def renew(self) -> None:
@@ -363,7 +356,7 @@ class EventWatch(Protocol):
 
 
 class Backend(Protocol):
-    """A source of devices. `name`: the backend's name in messages. `vendor`: the manufacturer of the devices.
+    """A source of devices. `name`: its name in messages. `vendor`: the manufacturer of the devices.
 
     `is_live`: the devices are GPUs of this host, so PCI addresses and pids refer to this host.
     """
@@ -376,14 +369,15 @@ class Backend(Protocol):
         """Initialize the driver. Raises DriverUnavailable, and may then be called again later."""
 
     def count(self) -> int:
-        """The number of positions in the driver's list. Raises DriverUnavailable."""
+        """The number of positions in the driver's list of GPUs. Raises DriverUnavailable."""
 
     def find(self, position: int) -> Device:
-        """The device at one position of the driver's list. Raises DeviceError."""
+        """The device at one position of the driver's list of GPUs. Raises DeviceError."""
 
     def watch_events(self, devices: Iterable[Device]) -> EventWatch:
-        """Register for the XIDs of these devices. Raises NotSupported if the backend has no events, DeviceError if no
-        device can be registered.
+        """Register for the XIDs of these devices.
+
+        Raises NotSupported if the backend has no events, DeviceError if no device can be registered.
         """
 
     def close(self) -> None:

@@ -1,5 +1,4 @@
-"""A backend that replays nvidia-smi logs. Each file is one GPU. The replay starts at the first read, and runs once at
-the speed of the clock.
+"""A backend that replays logs of nvidia-smi, one file per GPU: once, at the speed of the clock, from the first read on.
 
 Format: the output of `nvidia-smi --query-gpu=... --format=csv`, with or without `nounits`, plain or gzip. The columns
 timestamp and utilization.gpu [%] are required. These columns are used if present: temperature.gpu, clocks.current.sm
@@ -98,8 +97,8 @@ def read_recording(path: Path) -> Recording:
 def parse_recording(text: str, place: str = "recording") -> Recording:
     """Convert the text of a log to columns. Drops rows that repeat the row before or go back in time.
 
-    Raises ReplayError if a cell is neither a number in the column's unit nor a mark for a missing value. Also raises it
-    for a log of several GPUs, because their rows would be combined into one GPU.
+    Raises ReplayError for a log of several GPUs, because their rows would be mixed into one GPU. Also raises it if a
+    cell is neither a number in the column's unit nor a mark for a missing value.
     """
     try:
         rows = list(csv.reader(text.splitlines(), skipinitialspace=True))
@@ -149,8 +148,10 @@ def parse_recording(text: str, place: str = "recording") -> Recording:
 
 
 def _is_no_row(row: Sequence[str], header: Sequence[str], following: Sequence[str] | None) -> bool:
-    """Whether a line is not a data row: an empty line, a message of nvidia-smi, a repeated header (nvidia-smi appended
-    to an existing log), or an incomplete line before such a header.
+    """Whether a line is not a data row.
+
+    It may be empty, a message of nvidia-smi, a repeated header (nvidia-smi appended to an existing log), or an
+    incomplete line before such a header.
     """
     if not any(row) or row == header:
         return True

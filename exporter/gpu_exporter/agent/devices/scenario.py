@@ -1,4 +1,4 @@
-"""Reads scenarios. A scenario is a file that describes a node. The simulated backend and the C test library play it.
+"""Reads scenarios: files that describe a node and its load for the simulated backend and for the C test library.
 
 The format is JSON or YAML. `scenario.schema.json` in this directory is its JSON Schema. An example:
 
@@ -78,8 +78,9 @@ class ScenarioError(ValueError):
 
 
 class Fault(NamedTuple):
-    """In [start, end), calls of the function `call` ("*": of every function) fail with `error`, or hang for `hang_s`
-    seconds.
+    """A fault of driver calls in [start, end): they fail with `error`, or hang for `hang_s` seconds.
+
+    `call`: name of the function, "*" for all functions.
     """
 
     start: float
@@ -90,8 +91,9 @@ class Fault(NamedTuple):
 
 
 class ScenarioInstance(NamedTuple):
-    """One MIG instance, present in [start, end). `sm_slices`: its own slices. `gpu_slices`: the slices of its GPU
-    instance.
+    """One MIG instance, present in [start, end).
+
+    `sm_slices`: its own compute slices. `gpu_slices`: the slices of its GPU instance.
     """
 
     uuid: str
@@ -108,7 +110,7 @@ class ScenarioInstance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScenarioGpu:
-    """One GPU. `throttle`: for each reason, the share of the time in which it is active. `xids`: (time, code)."""
+    """One GPU. `throttle`: by reason, the share of the time in which it is active. `xids`: (time, code)."""
 
     index: int
     uuid: str
@@ -145,14 +147,14 @@ class ScenarioGpu:
 
 
 class HostStage(NamedTuple):
-    """The host activity of a holder from `start` on. The times in the evidence are 0."""
+    """A holder's activity on the host from `start` on. All times in the evidence are 0."""
 
     start: float
     evidence: HostEvidence
 
 
 class ScenarioHolder(NamedTuple):
-    """A holder of a unit in [start, end). `name` is namespace/pod/container or a job id."""
+    """A holder that has a unit in [start, end). `name` is namespace/pod/container or a job id."""
 
     unit: UnitId
     gpu: int
@@ -169,7 +171,7 @@ class ScenarioHolder(NamedTuple):
     training: TrainingLoop | None = None
 
     def evidence_at(self, t: float) -> HostEvidence | None:
-        """The host activity of the holder at `t`, None if the scenario does not define it."""
+        """The holder's activity on the host at `t`, None if the scenario does not define it."""
         return next((stage.evidence for stage in reversed(self.host) if stage.start <= t), None)
 
     def report_at(self, t: float) -> RankReport | None:
@@ -216,7 +218,7 @@ def parse_scenario(data: object) -> Scenario:
 
 
 class _ScenarioReader:
-    """Reads the keys of a mapping. Raises ScenarioError for invalid values and unknown keys."""
+    """Reads the keys of a mapping in the file. Raises ScenarioError for invalid values and unknown keys."""
 
     def __init__(self, place: str, data: object) -> None:
         if not isinstance(data, dict):

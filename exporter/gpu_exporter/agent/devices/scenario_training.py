@@ -1,4 +1,4 @@
-"""A rank of a training loop in a scenario, and the report that it writes."""
+"""Simulates one rank of a training loop in a scenario, and the report that the rank writes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from gpu_exporter.common.model.training import RankReport
 
 
 class TrainingLoop(NamedTuple):
-    """One rank of a training loop. `step`: duration of a step in seconds. `wait`: share of a step in which the GPU
-    waits for data. `world_size`: 1 if the training is not distributed. `workers`, `batch_size`: 0 if the report does
-    not contain them.
+    """One rank of a training loop.
+
+    `step`: duration of a step in seconds. `wait`: share of a step in which the GPU waits for data. `world_size`: 1 if
+    the training is not distributed. `workers`, `batch_size`: 0 if the report does not contain them.
     """
 
     step: float

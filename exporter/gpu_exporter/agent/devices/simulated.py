@@ -1,6 +1,4 @@
-"""A backend that plays a scenario inside the exporter's process, on the given clock. For the demo, development and
-tests.
-"""
+"""A backend that plays a scenario in the exporter's process, on the given clock: for the demo and for tests."""
 
 from __future__ import annotations
 
@@ -81,7 +79,7 @@ def _list_cpus(numa_node: int) -> frozenset[int]:
 
 
 class ScenarioTime:
-    """The scenario's time on a clock, and state that several GPUs share."""
+    """The present time in the scenario, and state that several GPUs share."""
 
     def __init__(self, scenario: Scenario, clock: Clock, sample_period_s: float = 0.2) -> None:
         self.scenario = scenario
@@ -105,7 +103,7 @@ class ScenarioTime:
     def read_gpm(
         self, uuid: str, parts: Mapping[str, loads.Load], rates: Mapping[str, float], *, with_engines: bool = False
     ) -> Gpm | None:
-        """Mean values since the last read of `uuid`. `rates`: bytes per second at full load, sum of both directions."""
+        """Mean GPM values since the last read of `uuid`. `rates`: bytes per second at full load, both directions."""
         now = self.now()
         since = self.gpm_seen.get(uuid)
         self.gpm_seen[uuid] = now
@@ -119,7 +117,7 @@ class ScenarioTime:
 
 
 def resolve_parts(load: loads.Load, given: Mapping[str, loads.Load]) -> dict[str, loads.Load]:
-    """The load of every part: the given load, otherwise a load derived from the main load, otherwise 0."""
+    """The load of every part: the scenario's load for it, otherwise one derived from the main load, otherwise 0."""
     parts: dict[str, loads.Load] = {name: loads.Constant(0.0) for name in ("encoder", "decoder", "jpeg", "ofa")}
     parts["nvlink"] = loads.Constant(0.0)
     parts.update((name, Scaled(load, factor)) for name, factor in FOLLOWS.items())
@@ -171,7 +169,7 @@ class SimulatedDevice(Device):
         return "enabled" if self._gpu.has_mig(now) else "disabled"
 
     def _meet_faults(self, call: str) -> float:
-        """Apply the scenario's present fault for `call`, if any. Returns the scenario's time."""
+        """Apply the scenario's present fault for `call`: raise or wait. Returns the scenario's time."""
         now = self._stage.now()
         fault = self._gpu.fault(call, now)
         if fault is None:
@@ -186,7 +184,7 @@ class SimulatedDevice(Device):
         raise error
 
     def _load(self, now: float) -> loads.Load:
-        """The load of the whole board. For a GPU with MIG, it is the combined load of its instances."""
+        """The load of the whole board. With MIG, the combined load of its instances."""
         if not self._gpu.has_mig(now):
             return self._gpu.load
         return Partitioned(self._gpu.instances, self.identity.mig_slices)
@@ -367,7 +365,7 @@ class SimulatedDevice(Device):
 
 
 class Partitioned:
-    """The load of a board with MIG: the loads of its instances, each multiplied by its share of the board's slices."""
+    """The load of a board with MIG: sum of the instances' loads, each times its share of the board's slices."""
 
     def __init__(self, instances: Sequence[ScenarioInstance], board_slices: int) -> None:
         self._instances = instances

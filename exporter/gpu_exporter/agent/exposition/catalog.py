@@ -1,4 +1,4 @@
-"""Families that no collector publishes: ledger, allocations, the exporter itself. Also lists them for the reference."""
+"""Defines the metric families that no collector publishes: of the ledger, the allocations and the exporter itself."""
 
 from __future__ import annotations
 
@@ -501,7 +501,7 @@ SELF_FAMILIES = (
 
 
 def fixed_groups() -> Iterator[tuple[str, tuple[str, ...], tuple[Family, ...]]]:
-    """Title, implied labels and families of every group that no collector publishes."""
+    """Yield title, implied labels and families of each group that no collector publishes, for docs/metrics.md."""
     yield (
         "GPU: identity and ledger",
         DEVICE_LABELS,

@@ -1,4 +1,4 @@
-"""Judges how complete a view is. The exit code of `--once` and the JSON field `health` follow from it."""
+"""Judges how complete a view is, for the exit code of `--once` and the JSON field `health`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ACTIONS = {
 
 
 def judge_health(view: View, *, devices_only: bool = False) -> Health:
-    """`no_data` if no GPU answers, `partial` if there are gaps, else `ok`.
+    """Return `no_data` if no GPU answers, `partial` if there are gaps, otherwise `ok`.
 
-    `none_expected`: no GPU answers, and no GPU should. This is not a fault: the node has no GPU, or the driver was
-    released on request. `devices_only` as for `list_gaps`.
+    `none_expected`: no GPU answers, and this is not a fault, because the node has no GPU or the driver was released on
+    request. `devices_only`: as in `list_gaps`.
     """
     if not view.status.driver_up or not any(_answers(gpu) for gpu in view.gpus):
         return "no_data" if view.status.expects_gpus else "none_expected"
@@ -32,8 +32,10 @@ def judge_health(view: View, *, devices_only: bool = False) -> Health:
 
 
 def list_gaps(view: View, *, devices_only: bool = False) -> list[str]:
-    """The gaps of a view, one line each. A gap is a GPU that does not answer, that needs a recovery action, or that
-    only a scheduler counts. Without `devices_only`, failed calls and failed sources of holders are gaps too.
+    """List the gaps of a view, one line each.
+
+    A gap is a GPU that does not answer, that needs a recovery action, or that only a scheduler counts. Without
+    `devices_only`, failed calls and failed sources of holders are gaps too.
     """
     gaps = [f"gpu {label_of(gpu)}: {_silence(gpu)}" for gpu in view.gpus if is_missed(gpu)]
     shown = sum(not gpu.snapshot.away for gpu in view.gpus)

@@ -1,4 +1,4 @@
-"""The table of holders, with the evidence for each: it answers "why does the exporter say that I hold this GPU?"."""
+"""Renders the table of holders with the evidence for each: why does the exporter report that I hold this GPU?"""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ NONE = "-"
 
 
 def render_holders(view: View) -> str:
-    """Fixed-width columns, one line per allocation, or per unit without a holder. Then the status and errors of each
-    source. Ends in a newline.
+    """Return a table with one line for each allocation, and for each unit without a holder.
+
+    After the table come the status and errors of each source. The text ends with a newline.
     """
     by_unit: dict[UnitId, list[AllocationView]] = {}
     for allocation in view.allocations:

@@ -1,4 +1,4 @@
-"""A view as JSON, for scripts: the values of the table with full precision, null where unknown."""
+"""Renders a view as JSON, for scripts: the values of the table with full precision, null if unknown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JSON_TYPE = "application/json; charset=utf-8"
 
 
 def render_json(view: View) -> str:
-    """One JSON document; keys are stable, units are in their names."""
+    """Return one JSON document. Its keys are stable, and name the units."""
     status = view.status
     return json.dumps(
         {
@@ -121,9 +121,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _last_activity(totals: UnitTotals | None) -> dict[str, Any]:
-    """The last activity of a unit: its time and witnesses. Also the time at utilization 0 that is not idle, by
-    witness.
-    """
+    """The time and the witnesses of a unit's last activity, and by witness the seconds of activity at utilization 0."""
     return {
         "last_active_timestamp_seconds": totals.last_active_wall if totals else None,
         "last_active_by": list(totals.active_by) if totals else [],
@@ -181,7 +179,7 @@ def _allocation(view: AllocationView, wall: float) -> dict[str, Any]:
 
 
 def _stall(spin: Spin | None) -> dict[str, Any] | None:
-    """The holder's run without progress, whatever its confidence. None if the holder cannot be watched."""
+    """The holder's run without progress, with its confidence. None if the holder cannot be watched."""
     if spin is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""The status page: one HTML document without external assets, which refreshes itself.
+"""Renders the status page: one HTML document without external files, which reloads itself.
 
 Colours follow the state's meaning and pass WCAG AA on their background in both colour schemes.
 """
@@ -201,7 +201,7 @@ def _table(view: View, rows: Sequence[Row], history: History) -> str:
 
 
 def _row(row: Row, spark: str) -> str:
-    """The row of a holder. A second row over all columns has the reason for its state, and what to do."""
+    """Return a holder's table row, and a second row over all columns with the reason for its state and the advice."""
     gpu, name, utilization, memory, power, temperature, holder, owner, held, idle, state, cause, _ = map(
         escape, row.texts
     )
@@ -234,7 +234,7 @@ def _two_lines(first: str, second: str) -> str:
 
 
 def _say_throttling(row: Row) -> str:
-    """The share of the time that was throttled, with the reason, or `not throttled`; "" while unknown."""
+    """Name the share of the time in which the GPU was throttled, with the reason, or `not throttled`; "" if unknown."""
     if row.throttling is None:
         return ""
     share = format_ratio(row.throttling.ratio)
@@ -242,7 +242,7 @@ def _say_throttling(row: Row) -> str:
 
 
 def _spark(buckets: Sequence[float | None], bucket_s: float) -> str:
-    """Utilization as an area and unknown time as grey blocks; a short text if all of it is unknown."""
+    """Draw utilization as an area, and unknown time as grey blocks. A short text if everything is unknown."""
     if not any(value is not None for value in buckets):
         return "<span class=soft>activity unknown</span>"
     values = _shrink(buckets)
@@ -272,7 +272,7 @@ def _spark(buckets: Sequence[float | None], bucket_s: float) -> str:
 
 
 def _shrink(values: Sequence[float | None]) -> list[float | None]:
-    """At most SPARK_POINTS values. Each is the mean of the known values in its part of the time."""
+    """Reduce to at most SPARK_POINTS values. Each is the mean of the known values in its part of the time."""
     per_point = max(1, -(-len(values) // SPARK_POINTS))
     shrunk: list[float | None] = []
     for start in range(0, len(values), per_point):

@@ -1,4 +1,4 @@
-"""Rendered bodies of the newest view. A body is rendered at its first request and kept until the next view."""
+"""Renders the newest view at the first request for each format, and keeps the result until the next view."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def no_history(_: UnitId) -> Buckets:
 
 
 class Publisher:
-    """Returns bodies of the newest view. Safe to call from several threads."""
+    """Returns the newest view in the requested format. Safe to call from several threads."""
 
     def __init__(
         self,
@@ -52,8 +52,9 @@ class Publisher:
         more_series: Callable[[], list[Series]] = list,
         history: History = no_history,
     ) -> None:
-        """`version()`: changes when `build_view()` would return a new view. `more_series`: appended to the view's
-        series.
+        """`version()`: returns another value when `build_view()` would return a new view.
+
+        `more_series`: returns series that are added to those of the view.
         """
         self._build_view = build_view
         self._version = version
@@ -64,7 +65,7 @@ class Publisher:
         self._lock = threading.Lock()
 
     def body(self, form: str, *, zipped: bool = False, names: frozenset[str] = frozenset()) -> bytes:
-        """The body in one of the formats of CONTENT_TYPES. `names`: return only these metric families."""
+        """Return the newest view in one of the formats of CONTENT_TYPES. `names`: only these metric families."""
         with self._lock:
             edition = self._current()
             if names:
@@ -80,7 +81,7 @@ class Publisher:
             return edition.bodies[form, True]
 
     def rendered(self, form: str, *, zipped: bool = False) -> bytes | None:
-        """The body if it is already rendered, else None. Needs no lock and returns at once."""
+        """Return the text if it is already rendered, otherwise None. Needs no lock and does not wait."""
         edition = self._edition
         if edition is None or edition.key != self._version():
             return None

@@ -1,4 +1,4 @@
-"""A view as rows for people: one row per allocation, or per unit without a holder."""
+"""Turns a view into rows for people: one row for each allocation, and for each unit without a holder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IN_USE_INTERVALS = 3  # sampling intervals: a unit that was busy within them is 
 
 
 def list_rows(view: View) -> list[Row]:
-    """Rows in the order of the GPUs, MIG instances below their board."""
+    """The rows in the order of the GPUs. MIG instances come after their board."""
     rows: list[Row] = []
     by_unit: dict[UnitId, list[AllocationView]] = {}
     for allocation in view.allocations:
@@ -36,7 +36,7 @@ def _once_per_holder(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def by_waste(rows: Iterable[Row]) -> list[Row]:
-    """Held rows with the longest idle time or stall first; all other rows keep their order."""
+    """Sort rows with a holder by idle time or stall, the longest first. All other rows keep their order."""
     return sorted(rows, key=lambda row: -row.wasted_s)
 
 
@@ -58,8 +58,9 @@ def _gpu_rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationVie
 
 
 def describe_unheld(gpu: GpuView, view: View, mig_uuid: str = "") -> tuple[str, str]:
-    """The state of a GPU or MIG instance without a holder, and why it is not free: it is free only if every source has
-    answered, and nothing uses it. Without sources its state is not known.
+    """The state of a GPU or MIG instance without a holder, and the reason if it is not free.
+
+    It is free only if every source has answered and no program uses it. Without sources, the state is unknown.
     """
     if not_free := gpu.not_free.get(mig_uuid, "") or gpu.snapshot.contradiction:
         return "unknown", not_free
@@ -70,7 +71,7 @@ def describe_unheld(gpu: GpuView, view: View, mig_uuid: str = "") -> tuple[str, 
 
 
 def _describe_use(gpu: GpuView, view: View, mig_uuid: str) -> str:
-    """What uses a unit without a holder, for people; "" if the last readings show no use."""
+    """Tell people how a unit without a holder is used; "" if the last readings show no use."""
     if not gpu.snapshot.up or gpu.withheld:
         return ""
     instance = next((each for each in gpu.snapshot.instances if each.uuid == mig_uuid), None)
@@ -84,7 +85,7 @@ def _describe_use(gpu: GpuView, view: View, mig_uuid: str) -> str:
 
 
 def _judge_row(gpu: GpuView, allocation: AllocationView | None, unheld: tuple[str, str]) -> tuple[str, str]:
-    """The state of a row, and why. `unheld`: those of a unit without a holder."""
+    """The state of a row, and the reason. `unheld`: the state and reason to return if the unit has no holder."""
     if gpu.snapshot.away:
         return "away", gpu.snapshot.error
     if gpu.hung:
@@ -163,8 +164,9 @@ def _row(
 
 
 def describe_causes(causes: Causes) -> tuple[str, str, str]:
-    """The most certain cause with its confidence, its evidence, and its advice. Without a cause: `unknown`, and the
-    data that would be needed to find one. All are "" if the state needs no cause.
+    """The most certain cause with its confidence, its evidence, and its advice.
+
+    Without a cause: `unknown`, and the data that would be needed to find one. All are "" if the state needs no cause.
     """
     if causes.ranked:
         first = causes.ranked[0]

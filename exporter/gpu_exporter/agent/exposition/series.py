@@ -1,4 +1,4 @@
-"""Turns a view into series: families with labels and values. Every text renderer uses them."""
+"""Turns a view into series: metric families with labels and values. Every text renderer uses them."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def _count_unattributed(view: View) -> int:
 
 
 def _collector_outcomes(view: View) -> Iterator[tuple[str, float, float]]:
-    """For each collector, over the GPUs that were read: name, 1 if it failed on no GPU, longest duration."""
+    """The result of each collector over all read GPUs: name, 1 (no GPU failed) or 0, longest duration (seconds)."""
     outcomes: dict[str, tuple[bool, float]] = {}
     for found in (view.status.outcomes, *(gpu.snapshot.outcomes for gpu in view.gpus)):
         for outcome in found:

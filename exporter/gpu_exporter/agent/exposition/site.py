@@ -1,4 +1,4 @@
-"""The pages that the exporter serves: metrics, status page, JSON, tables and probes."""
+"""Serves the exporter's pages: metrics, status page, JSON, tables and probes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ class ExporterSite:
         telemetry_path: str = "/metrics",
         hosts: Collection[str] = (),
     ) -> None:
-        """`hosts`: Host names that requests for the status page, JSON and tables may use, in addition to the machine's
-        own names.
-        """
+        """`hosts`: Host names that requests for status page, JSON and tables may use beside the machine's own names."""
         self._publisher = publisher
         self._readiness = readiness
         self._telemetry_path = telemetry_path
@@ -36,7 +34,7 @@ class ExporterSite:
         self._hosts = own_names() | {host.lower() for host in hosts}
 
     def answer_at_once(self, request: Request) -> Reply | None:
-        """The reply if nothing has to be rendered for it (probes, unknown pages, rendered bodies), else None."""
+        """Return the reply if it needs no rendering (probes, unknown pages, rendered texts), otherwise None."""
         if request.path == "/-/healthy":
             return Reply(200, TEXT, b"gpu-exporter is healthy\n")
         if request.path == "/-/ready":

@@ -1,4 +1,4 @@
-"""Prometheus text 0.0.4 and OpenMetrics 1.0 from series.
+"""Renders series as Prometheus text 0.0.4 or OpenMetrics 1.0.
 
 Formats: prometheus.io/docs/instrumenting/exposition_formats and the OpenMetrics specification. The part of a line
 before its value is rendered once per (family, labels) and kept, because labels rarely change between two scrapes.
@@ -19,7 +19,7 @@ SPARE_PREFIXES = 512  # kept beyond twice the current lines, so that short-lived
 
 
 def escape_label(value: str) -> str:
-    """A label value, escaped for both formats. Its length is limited, because users choose names."""
+    """Escape a label value for both formats. Cut it if it is too long, because users choose names."""
     return shorten(encodable(value), MAX_LABEL_VALUE).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
@@ -31,7 +31,7 @@ def format_value(value: float) -> str:
 
 
 class TextRenderer:
-    """Renders series; keeps line prefixes between calls. One thread at a time."""
+    """Renders series, and keeps the beginnings of lines for the next call. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._prefixes: dict[tuple[str, tuple[str, ...]], str] = {}
@@ -40,7 +40,7 @@ class TextRenderer:
     def render(
         self, series: Sequence[Series], *, openmetrics: bool = False, names: frozenset[str] = frozenset()
     ) -> str:
-        """The exposition of `series`. With `names`, only of these families."""
+        """Return the text of `series`, with `names` only the series of these metric families."""
         out: list[str] = []
         prefixes = self._prefixes
         lines = 0  # of all families, so that a request for a few families causes no sweep
@@ -77,6 +77,6 @@ class TextRenderer:
 
 
 def _render_prefix(name: str, label_names: tuple[str, ...], labels: tuple[str, ...]) -> str:
-    """`name{a="b"} ` without empty labels, because an empty label is the same as an absent one."""
+    """Return `name{a="b"} ` without empty labels, because an empty label is the same as an absent label."""
     pairs = ",".join(f'{key}="{escape_label(value)}"' for key, value in zip(label_names, labels, strict=True) if value)
     return f"{name}{{{pairs}}} " if pairs else f"{name} "

@@ -1,4 +1,4 @@
-"""The report of a holder's training loop, as series and as JSON. The job writes the report, so it is only a claim."""
+"""Publishes the report of a holder's training loop, as series and as JSON. The job writes it, so it is only a claim."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAMILIES = (STEPS, STEP, PHASES, LATE)
 
 
 def list_training(training: TrainingView) -> Iterator[tuple[Family, float | None, tuple[str, ...]]]:
-    """The family, the value and the additional labels of each series of one allocation."""
+    """Yield the metric family, value and additional labels of each series of one allocation."""
     yield STEPS, float(training.steps), ()
     yield STEP, training.step_s, ()
     for phase, seconds in training.seconds.items():

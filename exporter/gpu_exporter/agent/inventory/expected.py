@@ -1,9 +1,8 @@
-"""The GPUs that this node should have. The GPUs that have answered are listed in a file, which outlives restarts and
-reboots.
+"""Keeps the list of GPUs that this node should have, in a file that remains over restarts and reboots.
 
-A GPU remains expected until one of three events: another GPU answers at its PCI address (it was replaced), the node
-comes back from a reboot with at least as many GPUs (it was moved or removed on purpose), or an administrator runs
-`gpu-exporter forget UUID`.
+A GPU is expected from its first answer until one of three events: another GPU answers at its PCI address (the GPU was
+replaced), the node comes back from a reboot with at least as many GPUs (the GPU was moved or removed on purpose), or an
+administrator runs `gpu-exporter forget UUID`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class ExpectedDevice(NamedTuple):
 
 
 class ExpectedDevices:
-    """The expected GPUs. They are kept in a file if there is a directory. One thread at a time."""
+    """The list of expected GPUs, saved in a file if there is a directory for it. Used by one thread at a time."""
 
     def __init__(self, directory: Path | None, boot_id: str) -> None:
         self.devices: dict[str, ExpectedDevice] = {}
@@ -50,9 +49,7 @@ class ExpectedDevices:
         self._problem = ""  # of the file, as it was logged
 
     def load(self) -> None:
-        """Load the file. A later call takes over the removals by `forget`. An invalid file is logged and changes
-        nothing.
-        """
+        """Load the file, or later apply the removals by `forget`. An invalid file is logged and ignored."""
         stamp = self._read_stamp()
         if self._path is None or stamp is None or stamp == self._stamp:
             return
@@ -76,7 +73,7 @@ class ExpectedDevices:
         self._stamp = stamp
 
     def note(self, present: Iterable[ExpectedDevice]) -> bool:
-        """Note that these GPUs answer now. True if there are unsaved changes, which the caller then saves."""
+        """Note that these GPUs answer now. Returns True if the list has changed; the caller then saves it."""
         before, kept, left_out = self.devices, dict(self.devices), self.left_out
         answering = {
             # A GPU whose address cannot be read now keeps its known address.
@@ -165,10 +162,9 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], s
 
 
 def forget(directory: Path, uuid: str) -> bool:
-    """Remove a GPU from the file; a running exporter notices the change. False if the file is missing or does not list
-    the GPU.
+    """Remove a GPU from the file. A running exporter notices the change.
 
-    Raises OSError, UnusableList.
+    Returns False if the file is missing or does not list the GPU. Raises OSError, UnusableList.
     """
     if not (directory / FILE).exists():
         return False

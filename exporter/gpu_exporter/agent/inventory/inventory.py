@@ -1,4 +1,4 @@
-"""The expected GPUs and the GPUs on the bus as one immutable value, and the class that keeps this value up to date."""
+"""Combines the expected GPUs and the GPUs on the PCI bus into one immutable value, and keeps the value up to date."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FELL_OFF = "seen here before, but no longer in the driver's list"
 
 
 class Missing(NamedTuple):
-    """An expected GPU that is not found now. `away`: it was taken away on purpose or is asleep, so it is not lost."""
+    """An expected GPU that does not answer now. `away`: it was removed on purpose or is asleep, so it is not lost."""
 
     identity: DeviceIdentity
     reason: str
@@ -26,11 +26,11 @@ class Missing(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """Expected GPUs, and GPUs on the bus.
+    """Expected GPUs (`devices`), and GPUs on the PCI bus (`functions`).
 
-    `forgotten`: UUIDs that an administrator removed while their GPUs did not answer. `left_out`: addresses of GPUs that
-    an administrator removed. `managed`: the kernel driver of those GPUs in `functions` that the exporter reads. `seen`:
-    UUIDs of `devices` that were up in this boot. `failed`: addresses of GPUs whose probe has failed since they last
+    `forgotten`: UUIDs that an administrator removed while their GPUs did not answer. `left_out`: PCI addresses of GPUs
+    that an administrator removed. `managed`: name of the kernel driver whose GPUs the exporter reads. `seen`: UUIDs of
+    `devices` that were up in this boot. `failed`: addresses of GPUs that the driver failed to start since they last
     answered. `proven`: PCI device ids; a card with such an id has answered for PROVEN_S. `is_loaded`, `is_subset`: as
     in pci.py.
     """
@@ -47,7 +47,7 @@ class Inventory(NamedTuple):
     is_subset: bool = False
 
     def standing(self, address: str) -> Standing:
-        """The standing of the GPU at this address, which the driver does not list or which does not answer."""
+        """Why a GPU does not answer or is not in the driver's list: missing, away, asleep or foreign (standing.py)."""
         wanted = normalize_pci(address)
         function = next((each for each in self.functions if each.address == wanted), None)
         known = [each for each in self.devices if each.pci_bus_id == wanted]
@@ -65,7 +65,7 @@ class Inventory(NamedTuple):
         )
 
     def given_away(self, address: str) -> str:
-        """Why the exporter should no longer read a GPU that has answered before; "" if it should read it."""
+        """Why the exporter should no longer read a GPU that has answered before; "" if it should."""
         wanted = normalize_pci(address)
         function = next((each for each in self.functions if each.address == wanted), None)
         is_gone = not self._bound() and not self.is_loaded
@@ -78,11 +78,11 @@ class Inventory(NamedTuple):
     def missing(
         self, found: Collection[str], errors: dict[int, str], driver_error: str, listed: Iterable[str | None] = ()
     ) -> list[Missing]:
-        """The expected GPUs whose UUIDs are not in `found`.
+        """The expected GPUs with a UUID that is not in `found`.
 
         `errors`: by position in the driver's list, the error of each GPU that did not report its name. An error that
-        explains a missing GPU is removed from it. `listed`: PCI addresses in the driver's list, None for a position
-        without an address.
+        explains a missing GPU is removed from this mapping. `listed`: PCI addresses in the driver's list, None for a
+        position without an address.
         """
         entries: list[Missing] = []
         for device in self.devices:
@@ -103,15 +103,17 @@ class Inventory(NamedTuple):
         return entries
 
     def _unseen(self, listed: Collection[str]) -> list[tuple[str, Standing]]:
-        """By address, the GPUs on the bus that were never seen here and still count as missing."""
+        """GPUs on the bus that have never answered and still count as missing, with their PCI address."""
         known = {device.pci_bus_id for device in self.devices} | self.left_out
         others = (each.address for each in self.functions if each.address not in known and each.address not in listed)
         standings = [(address, self.standing(address)) for address in others]
         return [(address, standing) for address, standing in standings if standing.kind == "missing"]
 
     def count(self, listed: Iterable[str | None], found: Collection[str] = ()) -> int:
-        """The number of GPUs that should answer. `listed`: PCI addresses in the driver's list, None for a position
-        without an address. `found`: UUIDs in the list.
+        """The number of GPUs that should answer.
+
+        `listed`: PCI addresses in the driver's list, None for a position without an address. `found`: UUIDs in the
+        list.
         """
         places = [None if not address else normalize_pci(address) for address in listed]
         named = {address for address in places if address is not None}
@@ -130,7 +132,7 @@ class Inventory(NamedTuple):
 
 
 class InventoryKeeper:
-    """Reads the list and the bus, and publishes `value` for any thread. Every method may be called from any thread."""
+    """Reads the list and the bus, and keeps `value` up to date. Safe to call from any thread."""
 
     def __init__(
         self,
@@ -140,8 +142,10 @@ class InventoryKeeper:
         boot_id: str = "",
         subset: Callable[[int], bool] | None = None,
     ) -> None:
-        """`sysfs`: path of the bus, None for a backend without a bus. `boot_id`: of this boot, "" if unknown. `subset`:
-        replaces is_subset; takes a number of GPUs, and returns whether this container or job got only a part of them.
+        """`sysfs`: path of the PCI bus, None for a backend without a bus. `boot_id`: id of this boot, "" if unknown.
+
+        `subset`: replaces is_subset; takes a number of GPUs, and returns whether this container or job got only a part
+        of them.
         """
         self._boot_id = boot_id
         self._subset = subset or (lambda bound: is_subset(bound, vendor))
@@ -165,7 +169,7 @@ class InventoryKeeper:
             self._publish(functions=self._list_functions())
 
     def note(self, up: Iterable[DeviceIdentity], now: float = 0.0) -> None:
-        """Note that these GPUs answer at `now`, monotonic seconds. Raises OSError if the list cannot be saved."""
+        """Note that these GPUs answer at `now` (monotonic seconds). Raises OSError if the list cannot be saved."""
         present = [
             ExpectedDevice(identity.uuid, normalize_pci(identity.pci_bus_id), identity.index, identity.name)
             for identity in up
@@ -186,7 +190,7 @@ class InventoryKeeper:
                 self._expected.save()
 
     def note_failed_probes(self, addresses: Collection[str]) -> None:
-        """Note the addresses of devices that the driver could not start, as the kernel's log reports."""
+        """Note the PCI addresses of GPUs that, by the kernel's log, the driver could not start."""
         with self._lock:
             self._publish(failed=self.value.failed | frozenset(map(normalize_pci, addresses)))
 

@@ -1,6 +1,6 @@
-"""A vendor's PCI functions as the kernel lists them: which GPUs exist, and which kernel driver is bound to each.
+"""Lists a vendor's GPUs on the PCI bus, and the kernel driver that is bound to each.
 
-If the driver does not list a GPU, only the kernel knows whether the GPU is lost or was given away. The code reads
+If NVIDIA's driver does not list a GPU, only the kernel knows whether the GPU is lost or was given away. The code reads
 /sys/bus/pci/devices (vendor, device, class, driver, driver_override, power/runtime_status) and whether the module is
 loaded. It needs no privilege and no driver.
 """
@@ -24,9 +24,11 @@ JOB = re.compile(r"/job_[0-9]+(/|$)", re.MULTILINE)  # a Slurm job in the path o
 
 
 class PciFunction(NamedTuple):
-    """One GPU on the bus. `driver`: name of the kernel driver, or UNBOUND. `kind`: PCI device id, the same for all
-    boards of a model. `override`: the only driver that may bind it, "" for any driver. `asleep`: suspended by runtime
-    power management.
+    """One GPU on the bus.
+
+    `driver`: name of the kernel driver, or UNBOUND. `kind`: PCI device id, the same for all boards of a model.
+    `override`: the only driver that may bind the GPU, "" for any driver. `asleep`: runtime power management has
+    suspended the GPU.
     """
 
     address: str
@@ -78,8 +80,9 @@ def is_subset(
 ) -> bool:
     """Whether this container or job got only a part of the host's GPUs.
 
-    `bound`: how many GPUs of the host are bound to the vendor's driver. `device_files`: names in /dev; None lists /dev
-    now. A container has only the device files of its own GPUs. A job's cgroup hides the other GPUs from the driver.
+    `bound`: number of the host's GPUs that are bound to the vendor's driver. `device_files`: names in /dev; None lists
+    /dev now. A container has only the device files of its own GPUs. A job's cgroup hides the other GPUs from the
+    driver.
     """
     if environ.get(vendor.visible_variable, "").strip().lower() not in EVERYTHING:
         return True

@@ -1,6 +1,6 @@
-"""Decides whether a GPU that the driver does not list is missing, away, asleep or foreign: one table. Pure.
+"""Decides, by a table, whether a GPU that the driver does not list is missing, away, asleep or foreign. Pure.
 
-The first row that matches decides. A GPU counts as missing until it is proven to be away. A GPU that was never seen
+The first row that matches decides. A GPU counts as missing until it is proven to be away. A GPU that has never answered
 here counts as missing only if the kernel shows that it should work.
 """
 
@@ -17,11 +17,11 @@ PROVEN_S = 600.0  # how long a card must have answered before an unbound card of
 class Case(NamedTuple):
     """The facts about one GPU that the driver does not list.
 
-    `function`: its entry on the bus, None if it has none. `managed`: the kernel driver that the exporter reads.
-    `is_gone`: no GPU is bound to that driver, and its module is not loaded. `seen`: the GPU was up in this boot, in an
-    earlier one, or never. `probe_failed`: by the kernel's log, the driver could not start the GPU, and the GPU has not
-    answered since. `has_sibling`: a card of its kind has answered for PROVEN_S. `is_subset`: this container or job got
-    only a part of the GPUs.
+    `function`: its entry on the PCI bus, None without an entry. `managed`: name of the kernel driver whose GPUs the
+    exporter reads. `is_gone`: no GPU is bound to that driver, and its module is not loaded. `seen`: the GPU was up in
+    this boot ("now"), in an earlier one, or never. `probe_failed`: by the kernel's log, the driver could not start the
+    GPU, and the GPU has not answered since. `has_sibling`: a card with the same device id has answered for PROVEN_S.
+    `is_subset`: this container or job got only a part of the GPUs.
     """
 
     function: PciFunction | None
@@ -34,8 +34,9 @@ class Case(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """`kind`: missing, away, asleep, or foreign (the GPU was never expected here). `reason`: why it is missing or away;
-    "" if the caller may have a better reason.
+    """The decision. `kind`: missing, away, asleep, or foreign (the GPU was never expected here).
+
+    `reason`: why the GPU is missing or away; "" if the caller may have a better reason.
     """
 
     kind: Literal["missing", "away", "asleep", "foreign"]

@@ -1,1 +1,1 @@
-"""Counts time and energy for each unit, and for each holder on a unit. Imports the model only."""
+"""Counts busy, idle and held time and energy, for each unit and for each holder on a unit. Imports only the model."""

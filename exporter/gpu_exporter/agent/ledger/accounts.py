@@ -1,4 +1,4 @@
-"""The accounts of units and holders (seconds, joules, dates), and their ids."""
+"""Defines the accounts of units and holders: their seconds, joules and dates."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ STEP_S = 1.0  # if the wall clock moved by more against the monotonic clock, it 
 
 
 class ConfirmedAllocation(NamedTuple):
-    """An allocation with dates in monotonic seconds. `confirmed`: when its source last reported it. `start`: since when
-    the holder provably has the unit (Slurm). `working`: since when the holder can work, if known. `renewed_s`: as in
-    Grant.
+    """An allocation with dates in monotonic seconds.
+
+    `confirmed`: when its source last reported it. `start`: since when the holder provably has the unit (Slurm).
+    `working`: since when the holder's program can work, None if unknown. `renewed_s`: as in Grant.
     """
 
     allocation: Allocation
@@ -26,7 +27,7 @@ class ConfirmedAllocation(NamedTuple):
 
 @dataclass(slots=True)
 class UnitAccount:
-    """Counters of one unit. `rest_w`: its learned power at utilization 0, None while unknown."""
+    """Counters of one unit. `rest_w`: its power at utilization 0 in watts, as learned so far, None while unknown."""
 
     covered_until: float
     busy_s: float = 0.0
@@ -46,23 +47,23 @@ class UnitAccount:
 class HolderAccount:
     """Counters of one holder on one unit.
 
-    - `confirmed`: the holder is confirmed up to this time.
-    - `booked`, `energy_booked`: readings are charged up to this time. It lags, because the driver's samples arrive a
-      moment after the time that they cover.
+    - `confirmed`: the last time at which the source reported the holder.
+    - `booked`, `energy_booked`: readings up to this time are in the counters. This time lags, because the
+      driver's samples arrive a moment after the time that they cover.
     - `run_unknown_s`: unknown time within the idle run.
-    - `running`, `alone`: at the last poll.
-    - `working`: since when its program can work. It is infinite while the program is not known to run, and None if the
+    - `running`, `alone`: whether the holder could work, and was alone on the unit, at the last poll.
+    - `working`: since when the holder's program can work. Infinite while the program is not known to run, None if the
       source does not report it.
     - `longest_gap_s`: the longest idle run that ended with work.
-    - `renewed_s`: the interval at which its source confirms it, 0 for every poll.
+    - `renewed_s`: the interval at which the source confirms the holder, 0 for every poll.
 
     A run without progress (spins.py): `stalled_s`; `pending_s`, which may still become stalled or busy; `spin_begin`
-    and `spin_end`, its time; `is_stalled`, it counts as a stall.
+    and `spin_end`, its time; `is_stalled`, whether the run counts as a stall.
 
-    Data for the search after a restart (SpinMemory of stalls/watch.py): `spin_since`, the begin of the run, even if its
-    seconds count as busy; `spin_until`, `spin_known_s`, `spin_all_known`, `spin_memory_bytes`, `spin_sm`; `work_s` and
-    `work_w`, the seconds and the median power of its work. `waits`, `wait_longest_s`: learned from its waits
-    (stalls/waits.py).
+    Data with which a restarted exporter continues the detection of stalls (SpinMemory of stalls/watch.py):
+    `spin_since`, the begin of the run, even if its seconds count as busy; `spin_until`, `spin_known_s`,
+    `spin_all_known`, `spin_memory_bytes`, `spin_sm`; `work_s` and `work_w`, the seconds and the median power of the
+    holder's work. `waits`, `wait_longest_s`: number and longest of the holder's waits (stalls/waits.py).
     """
 
     confirmed: float
@@ -110,7 +111,7 @@ class HolderAccount:
 
 
 def read_date(account: UnitAccount | HolderAccount, now: float, wall: float) -> float | None:
-    """Unix seconds of `last_active`, to the millisecond. The value remains the same until `last_active` changes.
+    """The time of the last activity in Unix seconds, to the millisecond. It stays the same until the next activity.
 
     If it were computed again for each scrape, it would move by some milliseconds, and Prometheus would store each
     change.

@@ -39,8 +39,9 @@ WITNESSES = 2
 
 @dataclass(slots=True)
 class Waiting:
-    """A span of a unit that waits until a poll shows its holders. `booked_s`: seconds of full load already charged to
-    holders.
+    """A span (a time with known activity) of a unit, until a poll shows who held the unit in it.
+
+    `booked_s`: seconds of full load that were already charged to (counted for) holders.
     """
 
     span: Span
@@ -54,8 +55,9 @@ class Waiting:
 
 
 def merge_active(spans: Iterable[Waiting], split: Split) -> deque[Waiting]:
-    """Merge consecutive spans of a period that have utilization. The driver reports processes only by period, so
-    charging every holder for each span would only cost CPU.
+    """Merge consecutive spans of a period that have utilization.
+
+    The driver reports the work of processes only for a whole period, so single spans would only cost CPU.
     """
     merged: deque[Waiting] = deque()
     for waiting in spans:
@@ -77,7 +79,7 @@ def _is_one(before: Span, after: Span, split: Split) -> bool:
 
 @dataclass(slots=True)
 class Charge:
-    """Energy drawn over (start, end]. `booked_j`: the joules already charged to holders."""
+    """Energy that a GPU drew over (start, end]. `booked_j`: joules that were already charged to holders."""
 
     start: float
     end: float
@@ -115,7 +117,7 @@ class Listed:
 
 
 class Division:
-    """One period of a shared unit: the work of its holders' processes, compared with the work of the whole unit."""
+    """Compares the work of processes on a shared unit, in one period, with the work of the whole unit."""
 
     def __init__(self, split: Split, spans: Iterable[Span], listed: Listed) -> None:
         """`spans`: the known activity of the unit itself, in this period and around it. `listed`: the work of the
@@ -154,7 +156,7 @@ class Division:
         return not self._sum or split.others is not None or self._mean - self._sum > HIDDEN_SLACKS * split.slack
 
     def _is_explained(self) -> bool:
-        """Whether the processes that the driver lists account for all activity of the unit."""
+        """Whether the listed processes account for all activity of the unit."""
         return self._sum >= self._mean - self._split.slack
 
     def _is_holders(self) -> bool:
@@ -173,11 +175,11 @@ class Division:
         return ratio / max(self._sum, self._mean)
 
     def contradicts_rest(self, key: HolderKey) -> bool:
-        """Whether the driver reports work of this holder, or of an unknown process, while the unit reports no work."""
+        """Whether the driver reports work of this holder or of an unknown process, but no work of the unit."""
         return self._mean == 0.0 and (key in self._split.ratios or self._split.others is not None)
 
     def judge(self, span: Span, key: HolderKey) -> Span | None:
-        """The holder's part of a span in which the unit was active. None if the activity may be the holder's."""
+        """The holder's part of a span in which the unit was active. None if it may be any part."""
         part = self.part_of(key)
         if part is None:
             return None
@@ -187,8 +189,7 @@ class Division:
 
 
 def divide_joules(joules: float, rest_j: float, share: float, part: float | None) -> float:
-    """The holder's part of the energy of a shared GPU. Energy at rest is divided by `share`, the remaining energy by
-    `part`.
+    """The holder's part of a shared GPU's energy: of the energy at rest by `share`, of the other energy by `part`.
 
     `rest_j`: the energy that the GPU would have drawn at rest. `part`: as in Division.part_of.
     """

@@ -1,6 +1,7 @@
-"""The ledger: the known time of units and holders, by activity.
+"""Counts the busy, idle and unknown seconds of units and of their holders.
 
-Rules (docs/concepts.md explains them to users):
+To charge a holder means to add time or energy to the holder's account. A span is a time with known activity. Rules
+(docs/concepts.md explains them to users):
 
 - All times are CLOCK_MONOTONIC. Time that no span covers is unknown: it counts neither as busy nor as idle nor as
   observed.
@@ -12,11 +13,11 @@ Rules (docs/concepts.md explains them to users):
 - A holder that is alone on a unit is charged for all activity of the unit, but only in intervals at whose start and end
   it was alone. Several holders are charged for the work of their own processes (division.py).
 - Activity that no holder was charged for is unattributed: busy(holders) + unattributed = busy(unit).
-- The idle run is the unbroken run of known zero since the unit's last activity. Unknown time does not add to it, and
-  too much unknown time, in sequence or in total, ends it. A start of the holder's container within the run ends it too.
-  Activity ends the run at the moment when it becomes known, for every holder of the unit. If holders share the unit, it
-  ends with the next poll, and only if the activity may be the holder's own (division.py). Activity that cannot be
-  divided is unknown time for the others.
+- The idle run is the time since the unit's last activity, in which the unit was known to do nothing. Unknown time does
+  not add to it, and too much unknown time, in sequence or in total, ends it. A start of the holder's container within
+  the run ends it too. Activity ends the run at the moment when it becomes known, for every holder of the unit. If
+  holders share the unit, the run ends with the next poll, and only if the activity may be the holder's own
+  (division.py). Activity that cannot be divided is unknown time for the others.
 
 Pure: no clock, no lock, no file. The caller passes the time and excludes other threads.
 """
@@ -51,8 +52,10 @@ RESTART_S = 1.0  # a container start that moved by less is the same start, read 
 
 
 class LedgerRules(NamedTuple):
-    """`poll_interval_s`: seconds between two polls of attribution. `history_s`, `bucket_s`: size of each unit's
-    ring.
+    """Settings of the ledger.
+
+    `poll_interval_s`: seconds between two polls of the sources. `history_s`, `bucket_s`: length and resolution of each
+    unit's ring of last minutes.
     """
 
     poll_interval_s: float
@@ -65,8 +68,9 @@ class LedgerRules(NamedTuple):
     bucket_s: float = 1.0
 
     def longest_unconfirmed_s(self, renewed_s: float = 0.0) -> float:
-        """The greatest age at which a mapping is still charged to its holder. `renewed_s`: the interval at which its
-        source confirms the mapping.
+        """How long after its last confirmation an allocation is still charged to its holder (seconds).
+
+        `renewed_s`: the interval at which the source confirms the allocation.
         """
         return self.stale_after_polls * max(self.poll_interval_s, renewed_s)
 
@@ -93,7 +97,7 @@ class Ledger:
         self.holdings |= {each: Holding(account, HolderPresence.ABSENT) for each, account in holders.items()}
 
     def holders(self, *presences: HolderPresence) -> dict[AllocationId, HolderAccount]:
-        """The accounts of holders with one of these presences, by default of all holders."""
+        """The accounts of the holders with one of these presences; without arguments, of all holders."""
         wanted = presences or tuple(HolderPresence)
         return {each: holding.account for each, holding in self.holdings.items() if holding.presence in wanted}
 
@@ -128,7 +132,7 @@ class Ledger:
                 account.unattributed_s += dropped.unclaimed_s
 
     def record_energy(self, unit: UnitId, monotonic: float, joules: float, limit_w: float | None) -> None:
-        """Book the driver's energy counter of a whole GPU. If the counter fell, it was reset with the driver."""
+        """Take a reading of a GPU's energy counter (joules). If the counter fell, the driver was reloaded."""
         record = self._unit(unit)
         account, pending = record.account, record.wait()
         account.power_limit_w = limit_w
@@ -144,9 +148,7 @@ class Ledger:
                 self._drop_charge(account, pending)
 
     def record_split(self, unit: UnitId, split: Split) -> None:
-        """Book the work of processes on a shared unit. The unit's own activity of that time must have been recorded
-        before.
-        """
+        """Take the work of processes on a shared unit, after the activity of the whole unit was recorded."""
         pending = self._unit(unit).wait()
         if pending.divisions and split.start < pending.divisions[-1].end:
             split = split._replace(start=pending.divisions[-1].end)
@@ -161,7 +163,7 @@ class Ledger:
 
     @staticmethod
     def _drop_charge(account: UnitAccount, pending: Pending) -> None:
-        """Book the unclaimed part of the oldest charge as unattributed."""
+        """Drop the oldest waiting energy entry. Joules that no holder was charged for become unattributed."""
         charge = pending.energy.popleft()
         account.unattributed_j = (account.unattributed_j or 0.0) + charge.unclaimed_j
 
@@ -179,8 +181,10 @@ class Ledger:
         return Ring(self.rules.history_s, self.rules.bucket_s)
 
     def _end_runs(self, unit: UnitId, record: UnitRecord, active: Span) -> None:
-        """Note new activity of a unit and end the idle runs of its holders. Activity counts even if it is late, is
-        before the exporter's start, or is in a time that no holder is charged for.
+        """Note new activity of a unit, and end the idle runs of its holders.
+
+        Activity counts even if it is reported late, is before the exporter's start, or is in a time for which no holder
+        is charged.
         """
         active_until, account = active.end, record.account
         if account.last_active is None or active_until >= account.last_active:
@@ -205,7 +209,7 @@ class Ledger:
         *,
         is_complete: bool = True,
     ) -> None:
-        """Charge the waiting readings to the holders that this poll proves.
+        """Charge the waiting readings to the holders that this poll shows.
 
         `is_complete`: every source has answered, so a holder that is not `confirmed` holds nothing.
         `ended`: holders that have ended since the last poll, `confirmed` at their end. Each end counts like a separate
@@ -270,7 +274,7 @@ class Ledger:
         self.tenants.forget(self.holdings)
 
     def _book_late(self, now: float) -> None:
-        """Book late readings of a holder that has left. Readings of the time before its last poll are still its own."""
+        """Charge a holder that has left for late readings of the time before its last poll."""
         for holder_id, holding in self.holdings.items():
             if holding.presence is not HolderPresence.LEAVING:
                 continue
@@ -286,8 +290,9 @@ class Ledger:
 
     @staticmethod
     def _note_working(account: HolderAccount, working: float | None) -> None:
-        """Note since when the program can work. A changed value is a restart: the time before shows nothing about the
-        new program.
+        """Note since when the holder's program can work. If this time changes, the program was restarted.
+
+        The idle run then ends, because the time before a restart shows nothing about the new program.
         """
         before = account.working
         if working is None or working == before:
@@ -306,7 +311,7 @@ class Ledger:
         *,
         has_ended: bool,
     ) -> Holding:
-        """The record of a holder that was missing at the last poll: restored, or new.
+        """Begin or continue the record of a holder that the last poll did not show.
 
         `other`: when another holder of the unit was last confirmed. `has_ended`: the holder has ended, so its source
         reports both its start and its end.
@@ -341,8 +346,10 @@ class Ledger:
         alone: bool,
         running: bool,
     ) -> None:
-        """`share`: the holder's share of the unit, by the number of holders. `alone`, `running`: whether this was so
-        both now and when the holder was last confirmed.
+        """Charge a holder up to its confirmation by this poll.
+
+        `share`: the holder's share of the unit, by the number of holders. `alone`, `running`: whether the holder was
+        alone on the unit, and could work, both now and when it was last confirmed.
         """
         until, account = entry.confirmed, holding.account
         gap = until - account.confirmed
@@ -365,7 +372,7 @@ class Ledger:
         return record.pending.spans if record is not None and record.pending is not None else ()
 
     def _book_waiting(self, unit: UnitId, account: HolderAccount, until: float) -> None:
-        """Book the readings up to `until` that this holder was not charged for yet."""
+        """Charge a holder that is alone on its unit for the readings up to `until`."""
         record = self.units.get(unit)
         if record is None or record.pending is None:
             return
@@ -381,9 +388,7 @@ class Ledger:
                 account.energy_booked = end
 
     def _book_divided(self, holder_id: AllocationId, holding: Holding, until: float, share: float) -> None:
-        """Book the work of this holder on a unit that others use too. Only work that is known to be its own is charged
-        to it.
-        """
+        """Charge a holder of a shared unit for readings up to `until`, as far as the work is known to be its own."""
         unit, key = holder_id
         record, account = self.units.get(unit), holding.account
         if record is None or record.pending is None:
@@ -435,8 +440,10 @@ class Ledger:
         account.energy_j = (account.energy_j or 0.0) + joules
 
     def _book(self, account: HolderAccount, waiting: Waiting, span: Span, last_active: float | None) -> None:
-        """`span`: the holder's own part of `waiting`. `last_active`: of the unit, or of the holder if the unit is
-        shared.
+        """Add a span to a holder's counters and to its idle run.
+
+        `span`: the holder's own part of `waiting`. `last_active`: last activity of the unit, or of the holder on a
+        shared unit.
         """
         length = span.end - span.start
         waiting.booked_s += length * span.ratio
@@ -460,7 +467,7 @@ class Ledger:
             account.last_active = max(account.last_active or span.end, span.end)
 
     def follow_run(self, holder_id: AllocationId, part: RunPart | None, now: float) -> None:
-        """Set how the holder's run without progress is counted from now on; None: there is no such run."""
+        """Set how the holder's busy seconds count from now on: as the run `part`, or normally if it is None."""
         holding = self.holdings.get(holder_id)
         if holding is not None:
             follow_run(holding.account, part, now)
@@ -496,7 +503,7 @@ class Ledger:
             self._end_run(account)
 
     def _bridge(self, account: HolderAccount, start: float) -> None:
-        """Add the unknown time up to `start` to the idle run, or end the run if it has too much unknown time then."""
+        """Add the unknown time up to `start` to the idle run, or end the run if this is too much unknown time."""
         gap = max(0.0, start - account.known_until)
         unknown = account.run_unknown_s + gap
         most = max(
@@ -539,7 +546,7 @@ class Ledger:
                 self._settle(unit, record.account, record.pending, settled.get(unit, oldest))
 
     def _settle(self, unit: UnitId, account: UnitAccount, pending: Pending, until: float) -> None:
-        """Drop the readings up to `until`, because no later poll charges them."""
+        """Drop a unit's readings up to `until`. The part that no holder was charged for counts as unattributed."""
         while pending.spans and pending.spans[0].span.end <= until:
             waiting = pending.spans.popleft()
             self._end_unbooked(unit, waiting, waiting.span.end)
@@ -550,15 +557,13 @@ class Ledger:
             pending.divisions.popleft()
 
     def _forget_instances(self, now: float, held: Collection[UnitId]) -> None:
-        """Drop MIG instances that were not read for a long time. Each new layout creates new instances, so they would
-        pile up.
-        """
+        """Drop MIG instances that were not read for a long time: each new MIG layout creates new instances."""
         for unit, record in list(self.units.items()):
             if unit.mig_uuid and unit not in held and now - record.account.covered_until > KEEP_ABSENT_S:
                 del self.units[unit]
 
     def unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
-        """Totals of a unit. None until it has had a source of activity."""
+        """The totals of a unit. None if its activity was never known."""
         record = self.units.get(unit)
         if record is None or record.is_restored or record.account.witnesses == 0:
             return None
@@ -606,22 +611,21 @@ class Ledger:
         return record.ring if record is not None else None
 
     def holder_ring(self, holder_id: AllocationId) -> Ring | None:
-        """The last minutes of a holder that shares its unit; None for any other holder."""
+        """The utilization of a holder that shares its unit, over the last minutes. None for any other holder."""
         holding = self.holdings.get(holder_id)
         return holding.ring if holding is not None else None
 
     def newest_ratio(self, allocation: Allocation, now: float) -> float | None:
-        """Mean utilization of a holder that shares its unit, over the newest known bucket. None if no bucket is known
-        since the time of the oldest mapping that is still charged.
+        """The newest known mean utilization of a holder that shares its unit (one bucket of its ring).
+
+        None if no bucket is known within the time for which an unconfirmed allocation is still charged.
         """
         ring = self.holder_ring((allocation.unit, allocation.holder.key))
         values = ring.values(now, self.rules.longest_unconfirmed_s()) if ring is not None else ()
         return next((value for value in reversed(values) if value is not None), None)
 
     def _idle_run(self, account: HolderAccount, now: float) -> float | None:
-        """The idle run up to now. None if too much recent time is unknown, or if the holder's program is not known to
-        run.
-        """
+        """The seconds of the idle run up to now. None if recent time is unknown, or the program may not run."""
         late_s = now - account.known_until - account.renewed_s  # readings wait until the holder is confirmed
         if late_s > self.rules.idle_run_unknown_reset_s or (account.working or 0.0) > now:
             return None

@@ -1,4 +1,4 @@
-"""The ledger's records of units, and of holders on units (holdings). A record is forgotten as a whole."""
+"""The ledger's records, one for each unit and for each holder on a unit. A record is dropped as a whole."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ class Pending:
 
 @dataclass(slots=True)
 class UnitRecord:
-    """One unit. `pending`, `ring`: None before its first reading. `is_restored`: the account is from the state file,
-    and the unit has not been read since the start. `active_by`, `other_s`: as in UnitTotals; a restart resets them.
+    """The record of one unit.
+
+    `pending`, `ring`: None before the unit's first reading. `is_restored`: the account is from the state file, and the
+    unit has not been read since the start. `active_by`, `other_s`: as in UnitTotals; a restart resets them.
     """
 
     account: UnitAccount
@@ -46,8 +48,10 @@ class UnitRecord:
 
 
 class HolderPresence(Enum):
-    """PRESENT: the last poll shows the holder. LEAVING: it is missing since a moment ago, so late readings may be its
-    own. ABSENT: it has been missing for longer, or it comes from the state file and no poll has shown it since the
+    """Whether polls show a holder.
+
+    PRESENT: the last poll shows the holder. LEAVING: the holder disappeared a moment ago, so late readings may be its
+    own. ABSENT: the holder disappeared earlier, or it comes from the state file and no poll has shown it since the
     start.
     """
 
@@ -58,7 +62,7 @@ class HolderPresence(Enum):
 
 @dataclass(slots=True)
 class Holding:
-    """One holder on one unit. `ring`: utilization by its own processes, if it shares the unit."""
+    """The record of one holder on one unit. `ring`: utilization by its own processes, if it shares the unit."""
 
     account: HolderAccount
     presence: HolderPresence = HolderPresence.PRESENT

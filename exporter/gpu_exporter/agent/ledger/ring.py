@@ -1,4 +1,4 @@
-"""The last minutes of one unit, in buckets of equal length. For the status page and for diagnosis."""
+"""The utilization of one unit or holder over the last minutes, in buckets, for the status page and for diagnosis."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 
 
 class Ring:
-    """Mean utilization per bucket of `bucket_s` seconds over `length_s` seconds. Monotonic time."""
+    """Mean utilization for each bucket of `bucket_s` seconds, over the last `length_s` seconds. Monotonic time."""
 
     def __init__(self, length_s: float, bucket_s: float) -> None:
         self.bucket_s = bucket_s
@@ -27,7 +27,7 @@ class Ring:
                 self._known[slot] += length
 
     def _advance(self, bucket: int) -> bool:
-        """Make `bucket` writable and clear the skipped buckets. Returns false if the bucket is too old."""
+        """Make `bucket` writable and clear the skipped buckets. Returns False if the bucket is too old."""
         if bucket > self._newest:
             wipe = range(max(self._newest + 1, bucket - self._size + 1), bucket + 1)
             for skipped in wipe:

@@ -1,9 +1,7 @@
-"""The seconds of a run without progress. They are pending while the run may still become a stall. Then they count as
-stalled, or as busy if the run ends before that.
+"""Counts the seconds of a run without progress (full utilization, but the program seems to hang).
 
-Published counters never fall, so no published counter contains pending seconds.
-
-Pure: works on one holder's account.
+The seconds are pending while the run may still become a stall. Then they count as stalled, or as busy if the run ends
+before that. Published counters never fall, so they contain no pending seconds. Pure: works on one holder's account.
 """
 
 from __future__ import annotations
@@ -16,14 +14,14 @@ from gpu_exporter.common.model.readings import Span
 
 
 class RunPart(NamedTuple):
-    """How a holder's present run is counted. `begin`: its begin, monotonic seconds. `is_stall`: it is a stall."""
+    """How a holder's present run without progress counts. `begin`: monotonic seconds. `is_stall`: it is a stall."""
 
     begin: float
     is_stall: bool
 
 
 def follow_run(account: HolderAccount, part: RunPart | None, now: float) -> None:
-    """Apply how the run of this holder is counted from now on. None: there is no run, or it cannot be a stall."""
+    """Set how this holder's run is counted from now on. `part`: None if there is no run, or if it cannot be a stall."""
     is_open = account.spin_begin is not None and account.spin_end == math.inf
     if is_open and (part is None or part.begin != account.spin_begin):
         account.busy_s += account.pending_s

@@ -1,13 +1,12 @@
-"""The state file: counters that survive a restart, never below what was published and never above the truth.
+"""Saves the counters in a file, so that after a restart they continue at or above their published values.
 
-The exporter writes the exact counters every write interval, and publishes only what the file holds (except the held
-time of Slurm jobs). After a kill, counters resume at or above the last published value. Time since the last write is
-lost: it counts as unknown, never as idle.
+The exporter writes the exact counters every write interval, and publishes only values that are in the file (except the
+held time of Slurm jobs). Time since the last write is lost at a kill: it counts as unknown, never as idle.
 
-The file is not flushed to the disk: data that a process has written stays in the page cache when the process is
-killed. Only a crash of the kernel loses the data. Then the boot id changes and counters start at 0, which Prometheus
-treats as a reset. A small fall would be worse: in a measurement, a counter was restored 10 s too low, and increase()
-was 625,362 instead of 230, since Prometheus took the fall for a reset (docs/decisions/0004).
+The file is not flushed to the disk: data that a process has written stays in the page cache when the process is killed.
+Only a crash of the kernel loses the data. Then the boot id changes and counters start at 0, which Prometheus treats as
+a reset. A small fall would be worse: in a measurement, a counter was restored 10 s too low, and increase() was 625,362
+instead of 230, since Prometheus took the fall for a reset (docs/decisions/0004).
 
 The format is one header line (name, version, CRC-32 of the rest) and JSON. The file is replaced by rename, so it is
 whole or absent. If checksum, boot id or version do not match, counters start at 0.
@@ -49,7 +48,7 @@ class StateInUse(Exception):
 
 
 def read_boot_id(path: Path = BOOT_ID) -> str:
-    """The kernel's boot id; empty when it cannot be read, which never matches."""
+    """The kernel's boot id. "" if it cannot be read; saved counters are then never restored."""
     try:
         return path.read_text("ascii").strip()
     except OSError:
@@ -69,7 +68,7 @@ class Prepared(NamedTuple):
 
 
 class StateFile:
-    """One directory with the state of one exporter, locked for this process."""
+    """The state directory of one exporter, locked for this process."""
 
     def __init__(self, directory: Path, write_interval_s: float, boot_id: str) -> None:
         self.path = directory / "state"
@@ -95,7 +94,7 @@ class StateFile:
             self._lock = None
 
     def restore(self, ledger: Ledger) -> str:
-        """Restore the ledger from the file. Returns why nothing was restored, "" if something was restored."""
+        """Restore the ledger from the file. Returns the reason if nothing was restored, otherwise ""."""
         try:
             header, _, body = read_kept(self.path, READ_MAX).decode("utf-8").partition("\n")
         except FileNotFoundError:
@@ -127,9 +126,9 @@ class StateFile:
         return ""
 
     def prepare(self, ledger: Ledger, numbers: Numbers = NO_NUMBERS) -> Prepared:
-        """The next content of the file: the ledger's counters.
+        """Build the next content of the file from the ledger's counters.
 
-        `numbers`: the unit of each running holder's device number (Grant.number), by (holder, number).
+        `numbers`: by (holder, number), the unit that the device number (Grant.number) of each running holder means.
         """
         units = {unit: record.account for unit, record in ledger.units.items()}
         holders = ledger.holders()
@@ -151,7 +150,7 @@ class StateFile:
         return Prepared(text, _counters_of(units, holders, accounts))
 
     def commit(self, prepared: Prepared) -> None:
-        """Write the file. The caller then calls `adopt`. Raises OSError; the earlier content then remains in force."""
+        """Write the file; the caller then calls `adopt`. Raises OSError; the old content then remains valid."""
         write_atomically(self.path, prepared.text.encode(), PRIVATE)
 
     def adopt(self, prepared: Prepared) -> None:
@@ -159,12 +158,12 @@ class StateFile:
         self.written = prepared.written
 
     def bound_unit(self, unit: UnitId, totals: UnitTotals) -> UnitTotals:
-        """The totals, limited to the written values; 0 until the unit is written."""
+        """Limit a unit's totals to the values in the file; 0 until the unit is in the file."""
         counters = UNIT_COUNTERS if totals.unattributed_j is None else (*UNIT_COUNTERS, "unattributed_j")
         return totals._replace(**self._bounded(unit, None, totals, counters))
 
     def bound_holder(self, unit: UnitId, key: HolderKey, totals: HolderTotals) -> HolderTotals:
-        """The totals, limited to the written values; 0 until the holder is written.
+        """Limit a holder's totals to the values in the file; 0 until the holder is in the file.
 
         A Slurm job's held time is not limited: Slurm reports the start, so this time cannot fall after a kill.
         """
@@ -176,7 +175,7 @@ class StateFile:
         return bounded._replace(pending_s=max(0.0, min(bounded.pending_s, bounded.observed_s - counted_s)))
 
     def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals | None:
-        """The totals, limited to the written values; None until the tenant is written."""
+        """Limit a tenant's totals to the values in the file; None until the tenant is in the file."""
         if (key, TENANT_COUNTERS[0]) not in self.written:
             return None
         known = {name: value for name, value in totals._asdict().items() if value is not None}
@@ -189,9 +188,9 @@ class StateFile:
 
 
 def open_state(directory: Path | None, write_interval_s: float, boot_id: str) -> StateFile | None:
-    """Take the state directory, or log once why counters will not survive a restart.
+    """Open the state directory. If this fails, log once why counters will not survive a restart.
 
-    Raises StateInUse if another process uses it.
+    Raises StateInUse if another process uses the directory.
     """
     if directory is None:
         return None
@@ -238,7 +237,7 @@ def _texts(value: Any) -> tuple[str, str]:
 
 
 def _checked(account: AccountT) -> AccountT:
-    """The account, if its numbers are valid. Raises ValueError.
+    """Return the account. Raises ValueError if one of its numbers is invalid.
 
     An invalid number would be published, or would make every later write of the file fail.
     """
@@ -264,7 +263,7 @@ def _is_number(value: object) -> bool:
 
 
 def _fields(account: UnitAccount | HolderAccount | TenantAccount) -> dict[str, Any]:
-    """Values by name. Not dataclasses.asdict: it would copy each value in every cycle, at ten times the cost."""
+    """The values of an account by name. dataclasses.asdict would copy each value, at ten times the cost."""
     return {name: getattr(account, name) for name in account.__slots__}
 
 

@@ -1,10 +1,10 @@
-"""GPU hours of namespaces, accounts and users. The sums are right although pods and jobs start and end between two
-scrapes.
+"""Counts the GPU hours of each tenant: a namespace, or a Slurm account and user.
 
-At each poll that the ledger settles, the growth of each holder's account, times its share of the GPU, is added to its
-tenant. A holder that is seen at one poll but not at the poll before started somewhere in between, and a holder that
-leaves ended somewhere in between. Half of that time is added to `held_s`, which is right on average. It is added to no
-other counter, because nothing else is known about that time. If the scheduler proves the start, no estimate is needed.
+The sums include pods and jobs that start and end between two scrapes. At each poll, the growth of each holder's
+account, times the holder's share of the GPU, is added to its tenant. A holder that a poll shows for the first time
+started at some moment since the poll before, and a holder that leaves ended at some moment since its last poll. Half of
+that time is added to `held_s`, which is right on average, but to no other counter, because the work in that time is
+unknown. If the scheduler proves the start, no estimate is needed.
 
 Pure: no clock, no lock, no file.
 """
@@ -28,7 +28,7 @@ NOTHING = TenantTotals(0.0, 0.0, 0.0, 0.0, 0.0)
 
 @dataclass(slots=True)
 class TenantAccount:
-    """GPU-seconds and joules. `seen`: when the tenant last held a unit (monotonic seconds)."""
+    """GPU-seconds and joules of one tenant. `seen`: when the tenant last held a unit (monotonic seconds)."""
 
     seen: float
     held_s: float = 0.0
@@ -63,7 +63,7 @@ class Tenants:
     def restore(
         self, accounts: Mapping[TenantKey, TenantAccount], holders: Mapping[AllocationId, HolderAccount]
     ) -> None:
-        """Take over the accounts of a state file. The tenants' accounts already contain those of their holders."""
+        """Take over the accounts from a state file. A tenant's account already contains the time of its holders."""
         self.accounts.update(accounts)
         self._booked.update({holder_id: _read(account) for holder_id, account in holders.items()})
 
@@ -76,11 +76,11 @@ class Tenants:
         leaving: Mapping[AllocationId, HolderAccount],
         ends: Collection[AllocationId] = (),
     ) -> None:
-        """Add the growth since the last poll: of the accounts of `holders`, and of `leaving` holders, which may still
-        grow.
+        """Add the growth of the holders' accounts since the last poll to their tenants.
 
-        `longest_s`: from the interval at which a holder is renewed, the longest gap that counts as known. `ends`:
-        holders that were confirmed at their very end, so no estimate is needed after it.
+        `leaving`: holders that have left, but whose accounts may still grow. `longest_s`: takes the interval at which a
+        holder is confirmed, and returns the longest gap that counts as known. `ends`: holders whose end is known, so it
+        needs no estimate.
         """
         shown: dict[AllocationId, _Last] = {}
         for entry in confirmed:
@@ -127,7 +127,7 @@ class Tenants:
         return account
 
     def _key_of(self, key: TenantKey) -> TenantKey:
-        """The key of the account for this tenant. Tenants beyond TENANTS_MAX share one account."""
+        """The key of the account for this tenant. Beyond TENANTS_MAX accounts, tenants share one."""
         if key in self.accounts or len(self.accounts) < TENANTS_MAX:
             return key
         return key._replace(namespace=key.namespace and OTHER, account="" if key.namespace else OTHER, user="")
@@ -153,5 +153,5 @@ def _read(account: HolderAccount) -> TenantTotals:
 
 
 def _half(gap_s: float, longest_s: float) -> float:
-    """Half of the time between two polls. 0 if the gap is too long, because no source was asked in it."""
+    """Half of the time between two polls. 0 if the time is too long, because no source was asked in it."""
     return gap_s / 2 if 0.0 < gap_s <= longest_s else 0.0

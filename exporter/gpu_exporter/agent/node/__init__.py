@@ -1,1 +1,1 @@
-"""The state of this node, and the view of it that every renderer uses."""
+"""The state of this node, and the view (its state at one moment) that every renderer uses."""

@@ -1,4 +1,4 @@
-"""Writes the state file while the exporter runs. Counters are published only after they were written."""
+"""Writes the state file at intervals while the exporter runs. Counters are published only after they were written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATE_S = 60.0  # a write takes milliseconds; a disk that hangs delays it without
 
 
 class StateKeeper:
-    """Writes the state file again and again. A failure is logged once, until a write succeeds."""
+    """Writes the state file at intervals. Logs a failure once, until a write succeeds."""
 
     def __init__(self, node: NodeState, state: StateFile, clock: Clock) -> None:
         self._node = node
@@ -26,7 +26,7 @@ class StateKeeper:
         self.task = Task("state", LATE_S)
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop` is set, write the counters in every interval, and at once after a long idle run ended."""
+        """Write the counters in every interval, and at once after a long idle run has ended, until `stop` is set."""
         due = 0.0
         while not stop.is_set():
             with self.task:
@@ -47,7 +47,7 @@ class StateKeeper:
 
 
 def describe_unwritten(path: Path, error: str) -> str:
-    """The effect of a state file that cannot be written, and the remedy."""
+    """Describe the effect of a state file that cannot be written, and the remedy."""
     return (
         f"{path}: the state file cannot be written ({error}). Counters stop increasing until a write succeeds: free "
         f"space in {path.parent}, make it writable, or start with another --state.directory"

@@ -1,5 +1,6 @@
-"""Decides which GPUs are shown, and with which status: answering, lost, away, hung, missing. Pure. No other module
-decides this.
+"""Decides which GPUs are shown, and with which status: answering, lost, away, hung or missing. Pure.
+
+No other module decides this.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ NOT_READ = "the GPU was found, but not read yet"
 
 
 class Placed(NamedTuple):
-    """A GPU as it is shown. `hung`: its call is past the deadline, so its values are withheld."""
+    """A GPU as it is shown. `hung`: a driver call has exceeded its deadline, so the GPU's values are not shown."""
 
     snapshot: DeviceSnapshot
     hung: bool = False
@@ -36,7 +37,7 @@ def address_key(address: str) -> str:
 def place(
     driver: DriverView, inventory: Inventory, known: Mapping[str, DeviceIdentity], monotonic: float, wall: float
 ) -> dict[str, Placed]:
-    """Every GPU to show, by UUID, position_key or address_key, ordered by NVML index.
+    """Every GPU to show, ordered by NVML index. Keys: UUID, position_key or address_key.
 
     `known`: identities of the GPUs that have answered since the start.
     """
@@ -91,7 +92,7 @@ def count_answering(driver: DriverView) -> int:
 
 
 def count_expected(driver: DriverView, inventory: Inventory) -> int:
-    """How many GPUs should answer, 0 while the driver is released on request."""
+    """The number of GPUs that should answer, 0 while the driver is released on request."""
     if driver.released:
         return 0
     found = {position.identity.uuid for position in driver.positions.values() if position.identity is not None}
@@ -99,7 +100,7 @@ def count_expected(driver: DriverView, inventory: Inventory) -> int:
 
 
 def _addresses(driver: DriverView, inventory: Inventory) -> list[str | None]:
-    """The PCI address of each place in the driver's list, None if it is unknown. Forgotten GPUs are omitted."""
+    """The PCI address of each position in the driver's list, None if unknown. Forgotten GPUs are omitted."""
     identities = [position.identity for position in driver.positions.values()]
     return [
         None if identity is None else identity.pci_bus_id or None

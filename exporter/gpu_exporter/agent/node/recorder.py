@@ -1,4 +1,4 @@
-"""Makes the records of a node at one moment: of its GPUs, holders and tenants. Pure: it changes nothing."""
+"""Makes immutable records of a node's GPUs, holders and tenants at one moment. Pure: it changes nothing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ NOT_OFFERED = "the kubelet does not offer it to pods: its device plugin is down,
 
 
 class NodeRecorder(NamedTuple):
-    """The data for the records. The node's lock protects it. `answered`: the last answer of each GPU, by UUID.
-    `proven`: the exporter can see processes. `now`, `wall`: monotonic and Unix seconds of the moment.
+    """The data from which the records are made; the node's lock protects it.
+
+    `answered`: the last answer of each GPU, by UUID. `proven`: the exporter can see processes. `now`, `wall`: the
+    present moment in monotonic and Unix seconds.
     """
 
     ledger: Ledger
@@ -95,8 +97,9 @@ class NodeRecorder(NamedTuple):
 
 
 def _without_processes(snapshot: DeviceSnapshot) -> DeviceSnapshot:
-    """Remove the process count. Inside a container NVML returns an empty list, so a count of 0 is no proof until a
-    process was listed.
+    """Remove the process count from a snapshot, because a count of 0 may be wrong.
+
+    In a container NVML returns an empty list, so a count of 0 proves nothing until the driver has listed a process.
     """
     return snapshot._replace(
         samples=tuple(sample for sample in snapshot.samples if sample.family not in PROCESSES.families),

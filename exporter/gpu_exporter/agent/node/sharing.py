@@ -1,4 +1,4 @@
-"""The units that several holders share, and the work of each holder's processes on these units since the last poll.
+"""Knows which units several holders share, and keeps the work of each process there since the last poll.
 
 Not thread-safe: NodeState protects it with its lock.
 """
@@ -21,7 +21,7 @@ REST = "the holders' processes do not account for what the shared GPU does"
 
 
 class Sharing:
-    """`gpus`: UUIDs of the whole GPUs that are shared. `doubts`: by unit, why each holder's work may be unknown."""
+    """`gpus`: UUIDs of shared whole GPUs. `doubts`: by shared unit, why each holder's own work may be unknown."""
 
     def __init__(self) -> None:
         self.gpus: frozenset[str] = frozenset()
@@ -30,7 +30,7 @@ class Sharing:
         self._periods: dict[UnitId, list[OwnedPeriod]] = {}
 
     def note(self, unit: UnitId, period: OwnedPeriod) -> None:
-        """Keep the work of processes until the next poll shows their holders."""
+        """Keep the work of processes on a unit until the next poll shows the unit's holders."""
         waiting = self._periods.setdefault(unit, [])
         waiting.append(period)
         del waiting[:-PERIODS_MAX]
@@ -40,7 +40,7 @@ class Sharing:
         return self._counts.get(unit, 1)
 
     def divide(self, allocations: Iterable[Allocation]) -> Iterator[tuple[UnitId, Split]]:
-        """Divide the kept periods among the present holders of the units."""
+        """Divide the kept work of processes among the present holders, and yield it by unit."""
         shared: dict[UnitId, list[Holder]] = {}
         for allocation in allocations:
             if allocation.is_shared:

@@ -1,4 +1,4 @@
-"""Connects the search for stalls with the ledger: how a run is counted, and the data that a restart needs."""
+"""Connects the detection of stalls with the ledger: how runs without progress are counted, and which data are saved."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NodeSpins:
         self._rules, self._ledger = rules, ledger
 
     def restore(self) -> None:
-        """Take over from the restored ledger the power of each board at rest."""
+        """Take over each board's power at rest (watts) from the restored ledger."""
         units = self._ledger.units.items()
         self.boards.restore({unit: watts for unit, record in units if (watts := record.account.rest_w) is not None})
 
@@ -61,9 +61,9 @@ class NodeSpins:
         self._ledger.follow_run(holder_id, None if begin is None else RunPart(begin, watch.is_stall), now)
 
     def drop_others(self, present: Sequence[ConfirmedAllocation], now: float) -> list[AllocationId]:
-        """Return the holders that can be watched, and end the runs of all others before the ledger charges this poll.
+        """End the runs of holders that cannot be watched, before the ledger charges this poll. Returns the others.
 
-        The others include holders that have left, and holders of a state file that now share their GPU.
+        A holder cannot be watched if it has left, or shares its GPU, or may not run.
         """
         proven = _list_proven(present) if not self._rules.is_off else []
         self.boards.drop(proven)
@@ -80,7 +80,7 @@ class NodeSpins:
         self.boards.hold(self._recall(*holder_id) for holder_id in proven)
 
     def _recall(self, unit: UnitId, key: HolderKey) -> HeldBoard:
-        """A holder of a whole GPU, with the data that an earlier process stored about it."""
+        """The only holder of a whole GPU, with the data that the exporter saved about it before a restart."""
         account = self._ledger.holdings[unit, key].account
         memory: SpinMemory | None = None
         if account.spin_since is not None:
@@ -97,7 +97,7 @@ class NodeSpins:
         return HeldBoard(unit, key, memory, account.work_s, account.work_w, waited)
 
     def remember(self) -> None:
-        """Put what the search needs after a restart into the accounts."""
+        """Copy the data that the detection of stalls needs after a restart into the accounts."""
         for unit, watts in self.boards.floors().items():
             if (record := self._ledger.units.get(unit)) is not None:
                 record.account.rest_w = watts
@@ -117,9 +117,10 @@ class NodeSpins:
     def list_suspects(
         self, allocations: Iterable[Allocation], answered: Mapping[str, DeviceSnapshot], *, processes_proven: bool
     ) -> list[Suspect]:
-        """The holders in a run without progress, with the processes on their fully busy GPUs. `answered`: GPUs by UUID.
+        """The holders in a run without progress, with the processes on their fully busy GPUs.
 
-        A fully busy GPU counts even if it cannot be watched, because its processes spin too.
+        `answered`: the last answers of the GPUs, by UUID. Every fully busy GPU of such a holder counts, even one that
+        cannot be watched, because its processes busy-wait too.
         """
         suspects = self.boards.suspects()
         spinning: dict[Who, set[str]] = {}
@@ -144,14 +145,14 @@ class NodeSpins:
 
 
 def _list_pids(uuids: Collection[str], answered: Mapping[str, DeviceSnapshot]) -> tuple[int, ...] | None:
-    """The pids on these GPUs; None if the processes of one of the GPUs are not listed."""
+    """The pids on these GPUs. None if the processes of one GPU are unknown."""
     listed = [answered[uuid].processes for uuid in uuids]
     found = [process.pid for each in listed if each is not None for process in each.processes]
     return tuple(found) if None not in listed else None
 
 
 def _list_proven(present: Sequence[ConfirmedAllocation]) -> list[AllocationId]:
-    """The holders that have a whole GPU alone, and of whom it is certain who they are and that they run."""
+    """The holders that are certainly known, certainly run, and are alone on a whole GPU."""
     holders = Counter(entry.allocation.unit for entry in present)
     return [
         (allocation.unit, allocation.holder.key)

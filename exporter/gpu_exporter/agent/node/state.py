@@ -1,4 +1,4 @@
-"""The exporter's knowledge of its node: readings, holders, counters. Feeds the ledger and keeps the state file."""
+"""Keeps the exporter's data about its node (readings, holders, counters), and passes them to ledger and state file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class NodeState:
-    """Thread-safe. Its one lock is never held while a thread waits for anything else."""
+    """Keeps the node's data. Thread-safe: no thread waits for anything else while it holds the one lock."""
 
     def __init__(
         self,
@@ -44,8 +44,10 @@ class NodeState:
         *,
         asks_slurm: bool = False,
     ) -> None:
-        """`processes`: looks up the owners of processes on each GPU, None if owners are unknown. `asks_slurm`: Slurm is
-        among the sources."""
+        """`processes`: looks up the owners of the processes on each GPU, None if owners are unknown.
+
+        `asks_slurm`: Slurm is among the sources.
+        """
         self._processes = processes
         self._sharing = Sharing()
         slurm_pods = SlurmPods(settings.attribution.slurm_pods, asks_slurm=asks_slurm)
@@ -84,7 +86,7 @@ class NodeState:
         self.xids = XidBook()
 
     def restore(self) -> str:
-        """Take over the state file's counters. Returns why nothing was restored, "" if counters were restored."""
+        """Take over the state file's counters. Returns the reason if nothing was restored, otherwise ""."""
         if self._state is None:
             return "state is off"
         reason = self._state.restore(self.ledger)
@@ -133,7 +135,7 @@ class NodeState:
                         self.ledger.record_energy(unit, snapshot.monotonic, instance.energy_j, limit)
 
     def is_shared(self, uuid: str) -> bool:
-        """Whether the driver must be asked for the work of single processes on this GPU."""
+        """Whether the driver must report the work of single processes on this GPU, because holders may share it."""
         return uuid in self._sharing.gpus
 
     def touch(self) -> None:
@@ -142,7 +144,7 @@ class NodeState:
             self._version += 1
 
     def known(self) -> dict[str, DeviceIdentity]:
-        """Every GPU that has answered, by UUID, with the identity that it had then."""
+        """The identities of all GPUs that have answered, as of their last answer, by UUID."""
         with self._lock:
             return {uuid: snapshot.identity for uuid, snapshot in self._answered.items()}
 
@@ -157,12 +159,12 @@ class NodeState:
         offers: Sequence[Grant] | None = None,
         ended: Sequence[Grant] = (),
     ) -> Resolution:
-        """Take the grants of one poll of the attribution sources, and find users of GPUs without a holder.
+        """Take the grants of one poll of the sources, and find users of GPUs without a holder.
 
-        `is_complete`: every source has answered lately. `placed`: the GPUs as they are shown. `owners`: the known
-        owners of the processes on each unit. `expected`: how many GPUs should answer here. `offers`: the devices that a
-        scheduler can allocate. `ended`: grants of holders that have ended since the last poll, `confirmed` at their
-        end.
+        `is_complete`: every source has answered recently. `placed`: the GPUs as they are shown. `owners`: the known
+        owners of the processes on each unit. `expected`: number of GPUs that should answer here. `offers`: the devices
+        that a scheduler can allocate. `ended`: grants of holders that have ended since the last poll; `confirmed` is
+        the time of the end.
         """
         poll = Poll(grants, offers, ended, is_complete)
         with self._lock:
@@ -185,7 +187,7 @@ class NodeState:
             return held.resolution
 
     def list_suspects(self) -> Sequence[Suspect]:
-        """The holders whose progress is to be read from the host, with their processes that spin."""
+        """The holders in a run without progress, whose activity on the host must be read, with their processes."""
         with self._lock:
             allocations = [allocation for allocation, _ in self._held.resolution.allocations]
             return self._spins.list_suspects(allocations, self._answered, processes_proven=self._processes_proven)
@@ -207,14 +209,14 @@ class NodeState:
             )
 
     def mean_of(self, units: Sequence[UnitId], start: float, end: float) -> float | None:
-        """Mean utilization of these units between two times (monotonic seconds), None if nothing is known of them."""
+        """Mean utilization of these units between two times (monotonic seconds), None if unknown."""
         with self._lock:
             rings = [ring for unit in units if (ring := self.ledger.unit_ring(unit)) is not None]
             means = [mean for ring in rings if (mean := _mean(ring.values(end, end - start))) is not None]
         return _mean(means)
 
     def write_state(self) -> None:
-        """Write the present counters, which may then be published. Raises OSError, and counts it."""
+        """Write the present counters to the state file; they may then be published. Raises and counts OSError."""
         if self._state is None or self.writes is None:
             return
         with self._lock:
@@ -239,18 +241,16 @@ class NodeState:
         return self._version
 
     def is_resolved(self) -> bool:
-        """Whether every grant names a device that answers here. If not, a held GPU would look free."""
+        """Whether every grant was resolved to a unit. If not, a held GPU would look free."""
         return not self._held.resolution.unresolved
 
     def last_sample_wall(self) -> float | None:
-        """When a GPU last answered, Unix seconds. The value is kept if no GPU answers any more, so that old evidence
-        keeps its date.
-        """
+        """When a GPU last answered (Unix seconds). Kept while no GPU answers, as the date of the evidence."""
         with self._lock:
             return self._last_sample[1] if self._last_sample is not None else None
 
     def records(self, placed: Mapping[str, Placed]) -> NodeRecords:
-        """The shown GPUs and their holders and tenants, as of this moment."""
+        """The records of the shown GPUs and of their holders and tenants at this moment."""
         with self._lock:
             now, wall = self._clock.monotonic(), self._clock.wall()
             held, answered, proven = self._held, self._answered, self._processes_proven
@@ -279,7 +279,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _incomplete(placed: Mapping[str, Placed], expected: int) -> str:
-    """Why NVML's number of GPUs may differ from the schedulers'; "" if every expected GPU is here."""
+    """Why NVML and the schedulers may number the GPUs differently; "" if every expected GPU is here."""
     down = next((each.snapshot.identity for each in placed.values() if not each.snapshot.up), None)
     if down is not None:
         return f"gpu {down.index} ({down.uuid or 'without a name'}) does not answer"
@@ -289,7 +289,7 @@ def _incomplete(placed: Mapping[str, Placed], expected: int) -> str:
 
 
 def _confirm(allocation: Allocation, grant: Grant, now: float, wall: float) -> ConfirmedAllocation:
-    """The allocation with its dates converted to monotonic seconds, which the ledger uses."""
+    """The allocation with its dates in monotonic seconds, as the ledger needs them."""
     return ConfirmedAllocation(
         allocation,
         grant.confirmed,

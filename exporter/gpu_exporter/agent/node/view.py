@@ -1,4 +1,4 @@
-"""The node at one moment. Pure: it turns records into a view. Serving and `--once` share it."""
+"""Turns a node's records into the view of one moment, for the daemon and for `--once`. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from gpu_exporter.diagnosis.interface import IDLE_STATES, NOT_JUDGED, STALLED, F
 
 
 class ViewRules(NamedTuple):
-    """Both in seconds. A reading older than `withhold_s` is not shown. A holder counts as gone if no source has
-    confirmed it for `keep_last_s`.
+    """Time limits in seconds.
+
+    A reading that is older than `withhold_s` is not shown. A holder counts as gone if no source has confirmed it for
+    `keep_last_s`.
     """
 
     withhold_s: float
@@ -42,7 +44,7 @@ def build_view(records: NodeRecords, status: AgentStatus, findings: Findings, ru
 
 
 def list_standings(records: NodeRecords, rules: ViewRules) -> Iterator[tuple[HolderRecord, GpuRecord, str]]:
-    """Each shown allocation, its GPU, and why its state is unknown now, "" if it is known."""
+    """Yield each shown allocation, its GPU, and why its state is unknown now ("" if it is known)."""
     for record in _shown(records, rules):
         gpu = records.gpus[record.allocation.unit.uuid]
         yield record, gpu, _why_unknown(record, _view_gpu(gpu, records.monotonic, rules))[0]
@@ -73,8 +75,9 @@ def _view_gpu(record: GpuRecord, now: float, rules: ViewRules, throttling: Throt
 
 
 def _why_unknown(record: HolderRecord, gpu: GpuView) -> tuple[str, str]:
-    """Why an allocation's state is unknown now: as text for people, and in one word. This reason has priority over the
-    allocation's window.
+    """Why an allocation's state is unknown now, as a text and as one word. Both are "" if it is known.
+
+    Such a reason has priority over the judgement of the last window.
     """
     allocation = record.allocation
     if gpu.snapshot.away:
@@ -89,7 +92,7 @@ def _why_unknown(record: HolderRecord, gpu: GpuView) -> tuple[str, str]:
 
 
 def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
-    """Why the allocation has no idle run, in one word; "" if it has one."""
+    """Why the allocation has no idle run, as one word; "" if it has one."""
     if totals.known and totals.idle_run_s is not None:
         return ""
     if obstacle:
@@ -100,7 +103,7 @@ def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
 
 
 def _say_ended(idle_run_s: float | None, totals: UnitTotals | None, wall: float) -> str:
-    """Why an idle verdict no longer holds. An idle run ends with activity, or with unknown time."""
+    """Why a holder is no longer idle: activity ended the idle run, or unknown time did."""
     if idle_run_s is None:
         return "it was idle when last judged; its present activity is unknown"
     ended = "its idle time has ended since the last judgement"

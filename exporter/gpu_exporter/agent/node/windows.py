@@ -1,4 +1,4 @@
-"""The last window of each allocation, as diagnosis judges it: buckets of use, and the facts known about their gaps."""
+"""Reads the last window of each allocation for diagnosis: its utilization in buckets, and the reasons for gaps."""
 
 from __future__ import annotations
 
@@ -42,16 +42,14 @@ class WindowReader:
         return ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
 
     def _read_own(self, record: HolderRecord, length_s: float) -> tuple[float | None, ...]:
-        """The holder's use, relative to its share of a unit, because busy neighbours leave it no more than its
-        share.
-        """
+        """The holder's use relative to its share of the unit, because busy neighbours leave it only its share."""
         ring = self._ledger.holder_ring(record.id)
         values = ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
         holders = self._sharing.count_holders(record.allocation.unit)
         return tuple(None if value is None else min(1.0, holders * value) for value in values)
 
     def _ended_by(self, unit: UnitTotals | None, idle_run_s: float, stale_s: float) -> tuple[str, ...]:
-        """The witnesses of the unit's last activity; empty if it is too old to have ended the last idle run."""
+        """The witnesses of the unit's last activity. Empty if this activity cannot have ended the last idle run."""
         rules = self._ledger.rules
         if unit is None or unit.last_active_wall is None:
             return ()
@@ -61,7 +59,7 @@ class WindowReader:
 
 
 def _count_processes(record: HolderRecord, gpu: GpuRecord, *, is_alone: bool) -> float | None:
-    """The number of the holder's contexts; None if they are not known to be its own."""
+    """The number of the holder's GPU contexts. None if it is unknown which contexts are its own."""
     if not is_alone:
         return record.use.processes if record.use is not None else None
     return gpu.snapshot.facts.contexts if not record.allocation.unit.mig_uuid else None

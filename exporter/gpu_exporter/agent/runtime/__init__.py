@@ -1,1 +1,1 @@
-"""Puts the packages of the agent together. Imported by the command line alone."""
+"""Puts the packages of the agent together. Only the command line imports it."""

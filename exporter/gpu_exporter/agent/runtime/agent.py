@@ -1,4 +1,4 @@
-"""All running parts of one node: driver, one loop per GPU, attribution, diagnosis, state file."""
+"""Runs all parts of one node: driver, one loop per GPU, the sources of holders, diagnosis, state file."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Agent:
         return {slot_of(identity.pci_bus_id): identity.uuid for identity in named}
 
     def _expects_gpus(self) -> bool:
-        """Whether it is a fault if the driver does not answer, because this node should have a GPU."""
+        """Whether this node should have a GPU. If so, a driver that does not answer is a fault."""
         inventory = self._runtime.inventory.value
         expected = count_expected(self.devices.observe(), inventory)
         return expected > 0 or any(driver == UNBOUND for driver, _ in inventory.unmanaged())
@@ -148,9 +148,7 @@ class Agent:
             self._clock.wait(self._stop, self._settings.attribution.interval)
 
     def is_complete(self) -> bool:
-        """True after the first complete cycle: the driver was queried, each GPU was read or hangs, and attribution was
-        polled.
-        """
+        """Whether the first cycle is complete: driver queried, each GPU read or hung, each source polled."""
         return self._first_poll.is_set()
 
     def readiness(self) -> tuple[bool, str]:
@@ -159,7 +157,7 @@ class Agent:
         return False, "first cycle is not complete yet"
 
     def version(self) -> tuple[int, int]:
-        """A value that changes with every snapshot and poll, and every second, because ages grow."""
+        """A value that changes with every snapshot and poll, and every second, because the ages in the view grow."""
         return self.node.version(), int(self._clock.monotonic())
 
     def view(self) -> View:

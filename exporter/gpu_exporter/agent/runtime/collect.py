@@ -1,4 +1,4 @@
-"""`slurm-collector`: one process asks slurmctld for all nodes. It runs by itself or inside the reconciler."""
+"""Runs `slurm-collector`: one process asks slurmctld for all nodes. It runs alone or inside the reconciler."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ def collect(
     *,
     once: bool,
 ) -> int:
-    """Collect until a signal, or for one round. Returns the exit code.
+    """Collect until a signal, or with `once` for one round. Returns the exit code. Raises OSError, ValueError.
 
-    `slurmrestd`: the address of slurmrestd and the file of its token; None to use Slurm's commands. Raises OSError,
-    ValueError.
+    `slurmrestd`: the address of slurmrestd and the file of its token; None to use Slurm's commands.
     """
     run, task, own = _build(slurmrestd, directory, each_s), Task(TASK), OwnMetrics("gpu_exporter")
     if once:
@@ -65,8 +64,10 @@ def _build(slurmrestd: tuple[Address, Path] | None, directory: Path | None, each
 def collect_beside(
     host: Site, registry: CollectorRegistry, address: str, web_config: Path | None
 ) -> tuple[HttpServer, Task]:
-    """Serve `host` and the answers of a collector at `[host]:port`, and collect in a separate thread until the process
-    ends. `registry`: gets the collector's own metrics. Returns the server and the task. Raises OSError, ValueError.
+    """Run a collector inside another process, in a separate thread, until the process ends.
+
+    Serves `host` and the collector's answers at `[host]:port`. `registry`: gets the collector's own metrics. Returns
+    the server and the task. Raises OSError, ValueError.
     """
     run, task = _build(None, None, EACH_S), Task(TASK)
     registry.register(CollectorMetrics(run))

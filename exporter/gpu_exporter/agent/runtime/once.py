@@ -1,5 +1,6 @@
-"""`--once`: prints one body and returns an exit code. It loads nothing that only serving needs, because shell prompts
-and cron jobs wait for it.
+"""Runs `--once`: prints one output and returns an exit code.
+
+Shell prompts and cron jobs wait for it, so it loads no module that only the daemon needs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ACCEPT = {"openmetrics": "Accept: application/openmetrics-text\r\n"}
 
 
 def render(view: View, form: str) -> str:
-    """The body in one of the formats of PATHS. Loads only the modules that this format needs."""
+    """Render the view in one of the formats of PATHS. Loads only the modules that this format needs."""
     if form == "json":
         from gpu_exporter.agent.exposition.json_format import render_json
 
@@ -59,11 +60,11 @@ def render(view: View, form: str) -> str:
 
 
 class DaemonUnreadable(ForeignError):
-    """A daemon runs on this node, but does not answer this process. The text contains the reason and the remedy."""
+    """A daemon runs on this node, but does not answer this process. The text has the reason and the remedy."""
 
 
 def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | None:
-    """The body from the daemon on this node, which has data of more than one cycle. None if no daemon runs.
+    """Get the output from the daemon on this node, which has data of more than one cycle. None if no daemon runs.
 
     Raises DaemonUnreadable.
     """
@@ -113,7 +114,10 @@ def run_once(
     *,
     devices_only: bool = False,
 ) -> int:
-    """Print or write one body. Returns the exit code; with `devices_only`, the sources of holders do not affect it."""
+    """Print or write one output, and return the exit code.
+
+    `devices_only`: the sources of holders do not affect the exit code.
+    """
     if socket_path is not None:
         try:
             body = read_from_daemon(socket_path, form, min(2.0, timeout_s))
@@ -151,7 +155,7 @@ def run_once(
 
 
 def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
-    """As `_conclude`, for the answer of a running exporter, whose version may differ. `status`: its JSON."""
+    """Like `_conclude`, for the JSON status of a running exporter, which may have another version."""
     try:
         data = json.loads(status)
         health, gaps = (data.get(f"devices_{key}" if devices_only else key) for key in ("health", "gaps"))
@@ -170,8 +174,9 @@ def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
 
 
 def _conclude(health: str, reason: str, warnings: Iterable[str], gaps: Sequence[str] = ()) -> int:
-    """Print the warnings for the user, and the problem in `health`. Returns the exit code. `gaps`: the missing parts of
-    a partial view.
+    """Print the warnings and the problem for the user, and return the exit code.
+
+    `gaps`: the missing parts of a partial view.
     """
     for warning in warnings:
         _say(f"warning: {warning}")
@@ -200,7 +205,7 @@ def _deliver(body: str, output: Path | None) -> None:
 
 
 def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int:
-    """Print one clear line. A textfile gets the error too, so that its old values do not remain."""
+    """Print the error in one line. Write it to a textfile too, so that the old values do not remain there."""
     if output is not None:
         status = AgentStatus(VERSION, backend_name, False, reason, 0, 0, 0.0, None, driver_missed=True)
         write_atomically(output, render(View(0.0, status, (), ()), form).encode())

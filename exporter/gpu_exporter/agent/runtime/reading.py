@@ -1,4 +1,4 @@
-"""One reading of a node, for `--once`: the driver is queried while the other modules load."""
+"""Reads a node once, for `--once`. The driver is queried while the other modules are loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def make_readers(
     settings: Settings, backend: Backend, clock: Clock, enabled: Collection[str], timeout_s: float
 ) -> Readers:
-    """Readers of all GPUs. `enabled`: names of collectors. `timeout_s`: of the whole reading."""
+    """Make readers of all GPUs. `enabled`: names of collectors. `timeout_s`: timeout of the whole reading."""
 
     def make_sampler(device: Device) -> DeviceSampler:
         from gpu_exporter.agent.collectors import registry
@@ -41,7 +41,7 @@ def take_one_view(
     clock: Clock,
     host: Host | None = None,
 ) -> View:
-    """One view of the GPUs and sources that answer in time. `reading` may have been started before.
+    """Make one view from the GPUs and sources that answer in time. `reading` may have been started before.
 
     Raises DriverUnavailable if a GPU is expected.
     """

@@ -1,4 +1,4 @@
-"""`record`: runs the exporter's own reads for a while and writes down every answer of the driver."""
+"""Runs `record`: reads the GPUs as the exporter does for a while, and saves every answer of the driver."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ RENDER = {"table": _render_table, "json": _render_json}
 
 
 class RecordingRequest(NamedTuple):
-    """`path`: the file to write. `interval_s`: between two cycles. `hashed`: do not write UUIDs. `form`: form of the
-    printed summary, table or json.
+    """A request to record.
+
+    `path`: the file to write. `interval_s`: seconds between two cycles. `hashed`: replace UUIDs by hashes. `form`:
+    format of the printed summary, table or json.
     """
 
     path: Path
@@ -60,7 +62,7 @@ class RecordingRequest(NamedTuple):
 
 
 def record(wish: RecordingRequest, settings: Settings) -> int:
-    """Record for the duration or until a signal, write the file, print a summary. Returns the exit code.
+    """Record until the duration is over or a signal comes, write the file, print a summary. Returns the exit code.
 
     Raises OSError.
     """

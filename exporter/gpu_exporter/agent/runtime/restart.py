@@ -1,8 +1,8 @@
-"""Restart after the driver was replaced, because the loaded library no longer fits the kernel module.
+"""Restarts the process after the driver was replaced, because the loaded library no longer fits the kernel module.
 
 In a container, the library is mounted when the container starts, so the container must be restarted: the process exits,
 and the kubelet restarts the container. On a host, the process replaces itself once. After a second mismatch soon
-afterwards, it exits, and the service manager must restart it.
+afterwards, the process exits, and the service manager must restart it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def restarted_lately(wall: float) -> bool:
 
 
 def restart_or_exit(action: str, wall: float) -> int:
-    """Replace this process by a new one of itself, or return the exit code.
+    """Replace this process by a new one, or return an exit code.
 
-    `action`: "restart", "exit", or "auto" to exit in a container and restart elsewhere. `wall`: the time, Unix seconds.
+    `action`: "restart", "exit", or "auto" to exit in a container and restart elsewhere. `wall`: Unix seconds.
     """
     if action == "exit" or (action == "auto" and is_container()) or restarted_lately(wall):
         log.error(

@@ -1,4 +1,4 @@
-"""The parts of one node and how they work together: polls, judgement, status, view. For the daemon and for `--once`."""
+"""Connects the parts of one node: polls, judgement, status, view. For the daemon and for `--once`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PUBLISHING, HOST = Publishing(), Host()
 
 
 class ReadDevices(Protocol):
-    """The GPUs as they are read: each in a loop (DeviceManager), or once (Readers)."""
+    """The interface to the GPUs: DeviceManager reads each in a loop, Readers reads each once."""
 
     def observe(self) -> DriverView:
         """The results of the driver so far."""
@@ -95,7 +95,7 @@ class Runtime:
         return place(driver, self.inventory.value, known, self._clock.monotonic(), self._clock.wall())
 
     def settle(self, grants: Sequence[Grant]) -> None:
-        """Settle the holders after one poll of the sources, and report the result for each grant to the poller."""
+        """Update the holders after a poll of the sources, and report the result for each grant to the poller."""
         driver, processes = self.devices.observe(), self._host.processes
         placed, expected = self.place(driver), count_expected(driver, self.inventory.value)
         owners = processes.read([each.snapshot for each in placed.values()]) if processes is not None else None
@@ -116,7 +116,7 @@ class Runtime:
         return self.node.standings(records)
 
     def view(self, outcomes: Iterable[CollectorOutcome] = ()) -> View:
-        """The node as it is known at this moment. Changes nothing. `outcomes`: of collectors that do not read a GPU."""
+        """The view of this moment. Changes nothing. `outcomes`: results of collectors that do not read a GPU."""
         driver = self.devices.observe()
         records = self.diagnosis.complete(self.node.records(self.place(driver)))
         return build_view(records, self._status(driver, outcomes), self.diagnosis.findings, self.node.view_rules)
@@ -151,10 +151,9 @@ class Runtime:
         )
 
     def run_once(self, reading: Readers) -> View:
-        """One view of the GPUs and sources that answer in time. The view is empty on a node without GPUs. Before the
-        call, the driver must have opened or failed.
+        """Make one view from the GPUs and sources that answer in time; empty on a node without GPUs.
 
-        Raises DriverUnavailable if a GPU is expected.
+        Before the call, the driver must have opened or failed. Raises DriverUnavailable if a GPU is expected.
         """
         self.devices = reading
         if reading.fault is not None:

@@ -1,4 +1,4 @@
-"""The daemon: start everything, wait for a signal, end within a second."""
+"""Runs the daemon: starts everything, waits for a signal, ends within a second."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOCKET_NAME = "gpu-exporter.sock"
 
 
 class ProcessSeries:
-    """process_* as prometheus_client reports them. They are read every PROCESS_REFRESH_S, so no scrape reads /proc."""
+    """The process_* series of prometheus_client. They are read every PROCESS_REFRESH_S, so no scrape reads /proc."""
 
     def __init__(self) -> None:
         self._collector = ProcessCollector(registry=CollectorRegistry())
@@ -51,20 +51,21 @@ class ProcessSeries:
 
 
 def hold_signals() -> None:
-    """Ignore SIGUSR1 and SIGHUP, which end a process by default, until `release_on_signal`."""
+    """Ignore SIGUSR1 and SIGHUP until `release_on_signal` handles them. By default, they would end the process."""
     for number in (signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def release_on_signal(agent: Agent) -> None:
-    """Release the driver on SIGUSR1, and open it again on SIGHUP. A driver call may hang, so SIGTERM has another
-    thread.
+    """Release the driver on SIGUSR1, and open it again on SIGHUP.
+
+    Another thread handles SIGTERM, because these driver calls may hang.
     """
     agent.tasks.add(follow_signals({signal.SIGUSR1: agent.devices.release, signal.SIGHUP: agent.devices.take}))
 
 
 def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
-    """An event that is set when `stop` is set or the driver was replaced."""
+    """Return an event that is set when `stop` is set or the driver was replaced."""
     either = threading.Event()
 
     def wait(event: threading.Event) -> None:
@@ -77,8 +78,9 @@ def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
 
 
 def _end(agent: Agent, stop: threading.Event) -> bool:
-    """Stop the agent. Returns whether a new process must take over: not if `stop` is set, since then a user or the
-    system requested the end.
+    """Stop the agent. Returns whether a new process must take over.
+
+    Returns False if `stop` is set, because then a user or the system requested the end.
     """
     agent.stop()
     return agent.driver.replaced.is_set() and not stop.is_set()
@@ -93,10 +95,10 @@ def serve(
     web_config: Path | None = None,
     hosts: Collection[str] = (),
 ) -> bool:
-    """Serve until a signal, or until the driver was replaced. True if the driver was replaced, so that a new process
-    must take over.
+    """Serve until a signal comes, or until the driver was replaced.
 
-    Raises ValueError, OSError if the server cannot listen on the address.
+    Returns True if the driver was replaced, so that a new process must take over. Raises ValueError, and OSError if the
+    server cannot listen on the address.
     """
     process, task = ProcessSeries(), Task("process")
 
@@ -126,7 +128,7 @@ def serve(
 
 
 def write_textfiles(agent: Agent, path: Path, interval_s: float) -> bool:
-    """Keep a textfile fresh without HTTP. Ends and returns as `serve` does.
+    """Write the metrics to a textfile at intervals, without HTTP. Ends and returns as `serve` does.
 
     The file has no process_* series, because node_exporter publishes its own series under these names and refuses
     duplicates. The file of the previous run remains until the first cycle is complete, so that no GPU is missing after

@@ -1,4 +1,4 @@
-"""A scenario as a node. It provides the GPUs (as a backend), the holders (as an attribution source) and their hosts."""
+"""Simulates a node by a scenario: its GPUs (as a backend), its holders (as a source) and the holders' host data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def build_simulation(scenario: Scenario, clock: Clock, sample_period_s: float = 
 
 
 class SimulatedHost:
-    """Provides the host data of a scenario's holders. Their work of the last minutes is unknown."""
+    """Returns the host data of a scenario's holders. The work of the last minutes is unknown."""
 
     works: HostWorks | None = None
 

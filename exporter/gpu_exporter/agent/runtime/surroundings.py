@@ -1,4 +1,4 @@
-"""The inputs and outputs of an agent in addition to its driver: how it reads the host, and how it publishes."""
+"""Defines how an agent reads its host (beside the driver), and how it publishes its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HostReader(Protocol):
-    """Reads the holders' work on their host, in its `tasks`. `works`: that work, None if it is not read."""
+    """Reads the holders' use of the host's CPUs and disks, in its `tasks`. `works`: the results, None if not read."""
 
     @property
     def works(self) -> HostWorks | None: ...
@@ -26,10 +26,12 @@ class HostReader(Protocol):
 
 
 class Host(NamedTuple):
-    """How the agent reads the host, in addition to the driver. `sysfs`: the PCI bus, None if the GPUs are not GPUs of
-    this host. `processes`: looks up the owners of the processes on each GPU, None if owners are unknown. `kmsg`: the
-    kernel log, None to leave it unread. `reader`: reads the holders' work on the host, None if that is unknown.
-    `directory`: place of the list of GPUs and of the key that hides users' names, if no state file is kept.
+    """How the agent reads the host, beside the driver.
+
+    `sysfs`: the PCI bus, None if the GPUs are not GPUs of this host. `processes`: looks up the owners of the processes
+    on each GPU, None if owners are unknown. `kmsg`: the kernel log, None to leave it unread. `reader`: reads the
+    holders' work on the host, None if that is unknown. `directory`: place of the list of GPUs and of the key that hides
+    users' names, if no state file is kept.
     """
 
     sysfs: Path | None = None
@@ -40,7 +42,9 @@ class Host(NamedTuple):
 
 
 class Publishing(NamedTuple):
-    """`note`: text for the status page. `interval_s`: how often the exporter writes a textfile, 0 without a textfile.
+    """How the agent publishes.
+
+    `note`: text for the status page. `interval_s`: interval at which a textfile is written, 0 without a textfile.
     `driver_period_max_s`: longest sample period of the driver.
     """
 

@@ -1,4 +1,4 @@
-"""The settings that sampling needs, for serving, `--once`, `record` and tests."""
+"""Selects the settings that sampling needs, for the daemon, `--once`, `record` and tests."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Sampling: one loop and one deadline per device, immutable snapshots."""
+"""Reads the GPUs at intervals: one thread and one deadline per GPU. Each reading becomes an immutable snapshot."""

@@ -1,5 +1,4 @@
-"""The driver's life cycle, from absent to replaced: one state, one table of transitions, one object that opens and
-closes the driver.
+"""Opens and closes the driver. Its state, from absent to replaced, follows one table of transitions.
 
 A thread that queries the driver may hang in a call. So every state is visible from other threads, and a release that is
 requested during a call is carried out when the call ends.
@@ -65,14 +64,15 @@ TRANSITIONS: Mapping[tuple[DriverState, DriverEvent], DriverState] = {
 
 
 def transition(state: DriverState, event: DriverEvent) -> DriverState:
-    """The state after `event`; a pair that is not in the table leaves the state unchanged."""
+    """The state after `event`. If the table does not list the pair, the state stays the same."""
     return TRANSITIONS.get((state, event), state)
 
 
 class Position(NamedTuple):
-    """One position in the driver's list. `identity`: None while the GPU's name cannot be read; `error` is the reason.
+    """One position in the driver's list of GPUs.
 
-    `hung`: a call has exceeded its deadline. `snapshot`: None before the first reading has ended.
+    `identity`: None while the GPU's name cannot be read; `error` is the reason. `hung`: a call has exceeded its
+    deadline. `snapshot`: None before the first reading has ended.
     """
 
     identity: DeviceIdentity | None = None
@@ -86,9 +86,9 @@ class Position(NamedTuple):
 
 
 class DriverView(NamedTuple):
-    """The results of the driver so far. `error`: why there is no GPU data, "" while there is data.
+    """The driver's results so far. `error`: why there is no GPU data, "" while there is data.
 
-    `complete`: the driver was queried, and each of its GPUs was read or hangs; before that, no GPU is called missing.
+    `complete`: the driver was queried, and each of its GPUs was read or hangs. Before that, no GPU counts as missing.
     """
 
     positions: Mapping[int, Position]
@@ -98,9 +98,7 @@ class DriverView(NamedTuple):
 
 
 class Driver:
-    """Opens, lists and closes one backend. Only one thread at a time may call `ask` and `close`; any thread may call
-    the rest.
-    """
+    """Opens, lists and closes one backend. `ask` and `close` may be called by one thread at a time, the rest by any."""
 
     def __init__(self, backend: Backend, clock: Clock, deadline_s: float, expects_gpus: Callable[[], bool]) -> None:
         """`deadline_s`: how long one call may take. `expects_gpus`: whether this host should have GPUs, for the log."""
@@ -119,9 +117,7 @@ class Driver:
         self._has_listed = False  # it has listed GPUs since this process started
 
     def ask(self) -> int | None:
-        """Open the driver, or query it again. Returns the number of GPUs in its list, None if it is not open
-        afterwards.
-        """
+        """Open the driver, or query it again. Returns the number of GPUs in its list, None if it is not open."""
         if self._step(DriverEvent.ASK) is not DriverState.OPENING:
             return None
         self._asking_since = self._clock.monotonic()
@@ -145,7 +141,7 @@ class Driver:
         self._step(DriverEvent.RELEASE)
 
     def take(self) -> None:
-        """Allow opening the driver again. Until it is open, nothing is known about its GPUs."""
+        """Allow the driver to be opened again. Until it is open, nothing is known about its GPUs."""
         if self.is_released:
             log.info("the driver is opened again")
             self._error = NOT_ASKED
@@ -160,7 +156,7 @@ class Driver:
         self._step(DriverEvent.CLOSED)
 
     def note_replaced(self, reason: str) -> None:
-        """Note errors that show that the library and the loaded driver no longer match."""
+        """Note that, as errors show, the library no longer matches the loaded driver."""
         if not self.replaced.is_set():
             self._error = f"the driver was replaced while this process used it: {reason}"
             log.error("%s", self._error)
@@ -189,7 +185,7 @@ class Driver:
 
     @property
     def is_released(self) -> bool:
-        """Whether the driver must not be queried, because its release was requested."""
+        """Whether the driver must not be queried, because a user requested its release."""
         return self.state in (DriverState.RELEASING, DriverState.RELEASED)
 
     @property
@@ -213,7 +209,7 @@ class Driver:
 
 
 def warn_of_persistence(off: int) -> tuple[str, ...]:
-    """A warning if `off` GPUs have no persistence mode: each first open initialises them, which takes seconds."""
+    """Warn if `off` GPUs have no persistence mode: each first open initialises them, which takes seconds."""
     if not off:
         return ()
     return (

@@ -1,4 +1,4 @@
-"""XIDs: a thread that waits for the driver's events, and the counts of these events."""
+"""Counts XIDs (the driver's error codes): a thread waits for the driver's events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_CODES = 100  # distinct codes counted per GPU; NVIDIA documents some 170, an
 
 
 class XidBook:
-    """Counts by GPU and code. Every method may be called from any thread."""
+    """Counts XIDs by GPU and code. Safe to call from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,9 +33,7 @@ class XidBook:
         self._event_at: dict[XidEvent, float] = {}  # when the driver last raised it, monotonic
 
     def watch(self, uuid: str) -> None:
-        """Note that events of this GPU arrive from now on. From then on, no event means a count of 0, not an unknown
-        count.
-        """
+        """Note that XIDs of this GPU arrive from now on. Without XIDs, its count is then 0 and no longer unknown."""
         with self._lock:
             self._codes.setdefault(uuid, {})
 
@@ -46,7 +44,7 @@ class XidBook:
                 self._event_at[event] = monotonic
 
     def count_line(self, event: XidEvent, wall: float, since: float) -> bool:
-        """Count an XID from the kernel's log, unless the driver reported it at or after `since`, monotonic seconds."""
+        """Count an XID from the kernel's log, unless the driver has reported it since `since` (monotonic seconds)."""
         raised = event._replace(severity="")
         with self._lock:
             return self._event_at.get(raised, -math.inf) < since and self._add(event, wall)
@@ -72,14 +70,14 @@ class XidBook:
 
 
 class NoGpuAnswers(Exception):
-    """No registration was requested from the driver, since there is no GPU to register."""
+    """The exporter did not register for events, because there is no GPU to register."""
 
     def __init__(self) -> None:
         super().__init__("no GPU answers, so the exporter cannot register for XID events")
 
 
 class EventLoop(Worker):
-    """Registers for XID events, counts them, and registers again after an error. Stops within WAIT_S of a request."""
+    """Registers for XID events, counts them, and registers again after an error. Ends within WAIT_S after a request."""
 
     def __init__(
         self,
@@ -122,7 +120,7 @@ class EventLoop(Worker):
         self.task.rest()
 
     def _listen(self, watch: EventWatch, begin: float) -> None:
-        """Count events until a stop request, an error of the driver, or a retry for GPUs that failed to register."""
+        """Count events until a stop is requested, the driver fails, or failed registrations must be retried."""
         while not self._stop.is_set():
             if not watch.complete and self._clock.monotonic() - begin > RETRY_S:
                 return
@@ -139,7 +137,7 @@ class EventLoop(Worker):
                     log.warning("%s, %d times since the last line", _describe(repeated), times)
 
     def _drain(self, watch: EventWatch) -> None:
-        """Count the events that the driver has queued. Otherwise they would be lost when the registration ends."""
+        """Count the events that the driver still has in its queue. They would be lost when the registration ends."""
         try:
             while (event := watch.wait(0.0)) is not None:
                 self._count(event)

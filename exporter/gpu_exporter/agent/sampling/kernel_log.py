@@ -1,4 +1,4 @@
-"""XIDs from the kernel's log: a thread that counts the XIDs for which the driver raises no event."""
+"""Counts XIDs from the kernel's log for which the driver raises no event, in a thread."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _WaitingReport(NamedTuple):
 
 
 class KernelLogLoop(Worker):
-    """Reads lines of the kernel's log, waits SAME_S for the driver's event of the same XID, then counts."""
+    """Reads XIDs from the kernel's log. Counts an XID if the driver raises no event for it within SAME_S."""
 
     def __init__(
         self,
@@ -51,8 +51,9 @@ class KernelLogLoop(Worker):
         changed: Callable[[], None],
         note_probes: Callable[[frozenset[str]], None] = lambda addresses: None,
     ) -> None:
-        """`list_gpus`: UUID by PCI slot (devices.kmsg.slot_of) of every known GPU, including lost GPUs. `note_probes`:
-        called with the addresses of GPUs that the driver could not start in this boot.
+        """`list_gpus`: returns the UUID of every known GPU, also of lost GPUs, by PCI slot (devices.kmsg.slot_of).
+
+        `note_probes`: called with the PCI addresses of GPUs that the driver could not start in this boot.
         """
         self._note_probes = note_probes
         self._counted: dict[XidLine, float] = {}  # when each line of the last SAME_S was last read
@@ -79,7 +80,7 @@ class KernelLogLoop(Worker):
             self._clock.wait(self._stop, RETRY_S)
 
     def _follow(self, kernel_log: KernelLog) -> None:
-        """Follow the log until a stop request. Raises OSError if the log cannot be read any more."""
+        """Follow the log until a stop is requested. Raises OSError if the log can no longer be read."""
         with contextlib.suppress(OSError):  # a pipe has no past records
             self._note(kernel_log.read_past())
         while not self._stop.is_set():
@@ -88,7 +89,10 @@ class KernelLogLoop(Worker):
                 self._clock.wait(self._stop, LOOK_S)
 
     def look(self, kernel_log: KernelLog) -> bool:
-        """Read new lines and count those that are due; returns whether there may be more lines. Raises OSError."""
+        """Read new lines, and count those that have waited long enough. Returns whether more lines may follow.
+
+        Raises OSError.
+        """
         begin = self._clock.monotonic()
         batch = kernel_log.read()
         now, wall = self._clock.monotonic(), self._clock.wall()
@@ -132,7 +136,7 @@ class KernelLogLoop(Worker):
             self._changed()
 
     def _is_told_twice(self, entry: _WaitingReport) -> bool:
-        """Whether another line reports the same XID at most SAME_S earlier or later."""
+        """Whether another line reports the same XID at most SAME_S before or after this one."""
         line = entry.report.line
         if entry.monotonic - self._counted.get(line, -math.inf) <= SAME_S:
             return True

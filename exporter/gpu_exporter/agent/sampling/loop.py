@@ -1,8 +1,8 @@
-"""The sampling loops: one daemon thread per GPU, each with its own deadline.
+"""Samples the GPUs: one daemon thread per GPU, each with its own deadline.
 
 A thread that hangs inside the driver is marked hung and never replaced: a new thread would hang again, and threads
-would pile up. The families of its GPU are withheld by age; the other GPUs continue. The thread also finds its GPU, so a
-GPU that hangs or fails at its start does not delay any other GPU.
+would pile up. The old values of its GPU are no longer published; the other GPUs continue. The thread also finds its
+GPU, so a GPU that hangs or fails at its start does not delay any other GPU.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ FIND_RETRY_S = 5.0  # how often the thread looks for a GPU that was not found or
 
 
 class LoopEvents(NamedTuple):
-    """The callbacks of a loop. `deliver`: called with each snapshot. `driver_changed`: called with the reason; then the
-    loop ends. `first_cycle`: called once, after the first cycle has ended with or without success.
+    """The callbacks of a loop.
+
+    `deliver`: called with each snapshot. `driver_changed`: called with the reason; then the loop ends. `first_cycle`:
+    called once, after the first cycle has ended with or without success.
     """
 
     deliver: Callable[[DeviceSnapshot], None]
@@ -35,7 +37,7 @@ class LoopEvents(NamedTuple):
 
 
 class DeviceLoop(Worker):
-    """Samples the device at one position until stopped, and passes on each snapshot.
+    """Samples the GPU at one position of the driver's list until stopped, and delivers each snapshot.
 
     `interval_s`: seconds between two cycles; the device may allow a longer time.
     """
@@ -71,11 +73,11 @@ class DeviceLoop(Worker):
 
     @property
     def interval_s(self) -> float:
-        """Seconds between two cycles, as the device allows at present."""
+        """The present seconds between two cycles, as the device allows."""
         return self.sampler.interval_s if self.sampler is not None else self._interval_s
 
     def is_hung(self) -> bool:
-        """True from the moment when a cycle exceeds its deadline until a later cycle ends in time."""
+        """Whether a cycle has exceeded its deadline, and no later cycle has ended in time."""
         start = self._cycle_start
         return self._was_slow or (start is not None and self._clock.monotonic() - start > self._deadline_s)
 
@@ -98,7 +100,7 @@ class DeviceLoop(Worker):
             self._rest(wait_s)
 
     def _cycle(self) -> float:
-        """Find the device, or sample it once; returns how long to wait."""
+        """Find the device, or sample it once. Returns how long to wait (seconds)."""
         if self.sampler is None:
             try:
                 self.sampler = self._make_sampler(self._find(self.position))
@@ -123,7 +125,7 @@ class DeviceLoop(Worker):
         return min(GPM_WINDOW_S, self._interval_s) if is_first else self.interval_s
 
     def _renew(self, device: Device) -> None:
-        """Ask the driver again for the lost device, every FIND_RETRY_S."""
+        """Ask the driver for the lost device again, every FIND_RETRY_S."""
         now = self._clock.monotonic()
         if now >= self._renew_at:
             self._renew_at = now + FIND_RETRY_S
@@ -148,7 +150,7 @@ class DeviceLoop(Worker):
             )
 
     def _rest(self, wait_s: float) -> None:
-        """Wait for the next tick. After a delay, missed ticks are skipped, so there is never a burst of samples."""
+        """Wait for the next tick. Ticks missed during a delay are skipped, so samples never come in a burst."""
         now = self._clock.monotonic()
         self._due += wait_s
         if self._due < now:

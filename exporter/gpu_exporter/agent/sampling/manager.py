@@ -1,4 +1,4 @@
-"""The GPUs of this node: keeps the driver open, and runs one loop for each GPU and one for their events.
+"""Manages the GPUs of this node: keeps the driver open, and runs a loop for each GPU and one for their events.
 
 This module keeps working through every fault: no driver yet, a GPU that is lost or hangs, a GPU that left the list or
 was given to a virtual machine, a driver that was released on request or replaced while in use.
@@ -39,7 +39,7 @@ EVENTS_END_S = 0.4  # a little longer than the events' loop waits inside one dri
 
 
 class SnapshotSink(Protocol):
-    """The receiver of readings. A Protocol, since the package `node`, which receives them, imports this one."""
+    """Receives the readings. A Protocol, because the package `node`, which implements it, imports this one."""
 
     xids: XidBook
 
@@ -47,16 +47,14 @@ class SnapshotSink(Protocol):
         """Book one cycle of one GPU."""
 
     def is_shared(self, uuid: str) -> bool:
-        """Whether several holders share this GPU, or may share it, so that per-process usage is needed."""
+        """Whether several holders share this GPU, or may share it, so that each process's use must be read."""
 
     def touch(self) -> None:
         """Note that published data about the GPUs has changed."""
 
 
 class DeviceInventory(Protocol):
-    """The GPUs that should be here: the list of GPUs that have answered, and the bus. A Protocol, so that sampling does
-    not import the package `inventory`.
-    """
+    """The interface to the expected GPUs and the PCI bus. A Protocol, so that sampling does not import `inventory`."""
 
     def look(self) -> None:
         """Read both again."""
@@ -65,14 +63,14 @@ class DeviceInventory(Protocol):
         """Read the bus again."""
 
     def note(self, up: Iterable[DeviceIdentity], now: float) -> None:
-        """Note that these GPUs answer at `now`, monotonic seconds. Raises OSError if the list cannot be saved."""
+        """Note that these GPUs answer at `now` (monotonic seconds). Raises OSError if the list cannot be saved."""
 
     def remember(self, uuid: str) -> None:
         """Note that this GPU answers, even if it was forgotten."""
 
 
 class DeviceManager:
-    """All GPUs. `stop`, `release` and `take` may be called from any thread."""
+    """All GPUs of this node. `stop`, `release` and `take` may be called from any thread."""
 
     def __init__(
         self,
@@ -85,7 +83,7 @@ class DeviceManager:
         rules: ActivityRules,
         deadline_s: float,
     ) -> None:
-        """`deadline_s`: how long one cycle over a GPU may take before its values are withheld."""
+        """`deadline_s`: the longest time that one cycle over a GPU may take; then the GPU's values are not shown."""
         # A hang in the first two is a state of the driver or of a GPU, and published as such.
         self._watching, self._sampling, self._listening = Task("driver"), Task("gpu"), Task("events", LATE_S)
         self.tasks = (self._watching, self._sampling, self._listening)
@@ -117,14 +115,17 @@ class DeviceManager:
         start(threading.Thread(target=self._watch_over, name="driver", daemon=True))
 
     def stop(self, timeout_s: float) -> bool:
-        """End every loop and close the driver; false if a call hangs, so that the driver could not be closed."""
+        """End every loop and close the driver. Returns False if a call hangs: the driver is then still open."""
         self._stop.set()
         self._wake.set()
         self.progress.set()
         return self._close(timeout_s)
 
     def release(self) -> bool:
-        """Close the driver until `take`, so that it can be unloaded or MIG can be switched. False if a call hangs."""
+        """Close the driver until `take`, so that it can be unloaded or MIG can be switched.
+
+        Returns False if a call hangs.
+        """
         begin = time.monotonic()
         self._driver.release()
         clean = self._close(RELEASE_S)
@@ -149,7 +150,7 @@ class DeviceManager:
             self._lock.release()
 
     def _end_all(self, deadline: float) -> bool:
-        """End every worker, and close the driver unless a worker is inside it; returns whether it is closed."""
+        """End every thread, and close the driver unless a thread hangs in it. Returns whether the driver is closed."""
         workers: list[Worker] = [*self._loops.values(), *([self._events] if self._events is not None else [])]
         for worker in workers:
             worker.ask_to_stop()
@@ -169,7 +170,7 @@ class DeviceManager:
         return True
 
     def _drop_ended(self) -> None:
-        """Drop workers that have returned from their driver call: they no longer prevent closing."""
+        """Forget threads that have returned from a hanging driver call: they no longer prevent closing the driver."""
         self._stuck = [worker for worker in self._stuck if not worker.join(0.0)]
         self._stuck_at = {position: loop for position, loop in self._stuck_at.items() if loop in self._stuck}
 
@@ -190,7 +191,7 @@ class DeviceManager:
             self._settled = self.first_cycles_done()
 
     def _look(self) -> None:
-        """Open the driver if it is closed, start loops for new GPUs, and compare them with the expected GPUs."""
+        """Open the driver if it is closed, start loops for new GPUs, and update the list of expected GPUs."""
         self._inventory.look()
         self._bus_seen = self._clock.monotonic()
         with self._lock:
@@ -236,7 +237,7 @@ class DeviceManager:
         return DeviceSampler(device, self._enabled, self._clock, self._rules, totals, self._sink.is_shared)
 
     def _deliver(self, snapshot: DeviceSnapshot) -> None:
-        """Pass on a snapshot. If the GPU is down, check the bus first: a GPU that was given away is not lost."""
+        """Deliver a snapshot. If the GPU is down, first check the PCI bus: a GPU that was given away is not lost."""
         if snapshot.up:
             self._inventory.remember(snapshot.identity.uuid)
         elif self._clock.monotonic() - self._bus_seen > 1.0:
@@ -245,7 +246,7 @@ class DeviceManager:
         self._sink.on_snapshot(snapshot)
 
     def _devices(self) -> list[tuple[Device, int]]:
-        """The devices that answer, and how often each was found again after a loss."""
+        """The devices that answer, each with the number of times that it was found again after a loss."""
         return [
             (loop.sampler.device, loop.renewals)
             for loop in list(self._loops.values())
@@ -253,7 +254,7 @@ class DeviceManager:
         ]
 
     def _listen(self) -> None:
-        """Register for events once the GPUs are found, and again if a GPU is new or was found again.
+        """Register for events when the GPUs are found, and again if a GPU is new or was found again.
 
         A lost GPU does not cause a new registration, because its last XIDs may still arrive.
         """
@@ -276,7 +277,7 @@ class DeviceManager:
         self._events = events
 
     def _open_watch(self) -> EventWatch:
-        """Register for events. Runs in the events' own thread, also if that thread registers again by itself."""
+        """Register for events. Runs in the thread of the events, which may also call it again."""
         found = self._devices()
         if not found:
             raise NoGpuAnswers
@@ -312,7 +313,7 @@ class DeviceManager:
         return all(loop.attempted or loop.is_hung() for loop in list(self._loops.values()))
 
     def is_ready(self) -> bool:
-        """True once the driver was asked, and each GPU was read or hangs."""
+        """Whether the driver was queried, and each GPU was read or hangs."""
         return self._driver.asked.is_set() and self.first_cycles_done()
 
     def error(self) -> str:

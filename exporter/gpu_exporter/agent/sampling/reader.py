@@ -1,6 +1,6 @@
-"""One reading of every GPU, each in its own thread: a GPU that hangs delays only its own reading.
+"""Reads every GPU once, each in its own thread: a GPU that hangs delays only its own reading.
 
-Few modules are imported before the driver is queried: the rest is loaded while the GPM windows pass.
+Few modules are imported before the driver is queried. The rest is loaded while GPM's first measurement runs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ GPM_WINDOW_S = 0.11  # NVML requires more than 100 ms between two samples
 
 
 def open_windows(device: Device, enabled: Collection[str]) -> bool:
-    """Open the GPM windows of a GPU and its instances before a first cycle. True if a window was opened; then the cycle
-    should wait for it.
+    """Open the GPM windows of a GPU and its instances before a first cycle. `enabled`: names of collectors.
 
-    `enabled`: names of collectors.
+    Returns True if a window was opened: the caller should then wait before the cycle.
     """
     opened = False
     try:
@@ -74,7 +73,7 @@ class Reader:
         start(self._thread)
 
     def join(self, deadline: float) -> bool:
-        """Wait for the end, or until `deadline` (monotonic seconds of the clock); false if it has not ended."""
+        """Wait for the end until `deadline` (monotonic seconds). Returns whether the reader has ended."""
         self._thread.join(max(0.0, deadline - self._clock.monotonic()))
         self.is_hung = self._thread.is_alive()
         return not self.is_hung
@@ -100,9 +99,9 @@ class Reader:
 
 
 class Readers:
-    """The readers of all GPUs. The driver is opened in a separate thread, since opening may hang.
+    """The readers of all GPUs. The driver is opened in a separate thread, because opening may hang.
 
-    `deadline`: when the caller needs the readings (monotonic seconds of the clock). `fault`: why the driver is closed.
+    `deadline`: when the caller needs the readings (monotonic seconds). `fault`: why the driver is closed.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class Readers:
         interval_s: float,
         timeout_s: float,
     ) -> None:
-        """`enabled`: names of collectors. `interval_s`: the interval that the status shows."""
+        """`enabled`: names of collectors. `interval_s`: the sampling interval that the status shows."""
         self.deadline = clock.monotonic() + PATIENCE * timeout_s
         self.fault: DriverUnavailable | None = None
         self._backend, self._enabled, self._clock, self._make_sampler = backend, enabled, clock, make_sampler
@@ -130,7 +129,7 @@ class Readers:
             start(self._thread)
 
     def wait_open(self) -> None:
-        """Wait until the driver has opened, or has failed (`fault` is the reason).
+        """Wait until the driver was opened, or could not be opened (`fault` is the reason).
 
         Raises DriverUnavailable after the deadline.
         """
@@ -143,7 +142,7 @@ class Readers:
             raise self._bug
 
     def wait(self) -> bool:
-        """Wait until every GPU was read; false if a GPU hangs.
+        """Wait until every GPU was read. Returns False if a GPU hangs.
 
         Raises DriverUnavailable if no GPU answers in time.
         """

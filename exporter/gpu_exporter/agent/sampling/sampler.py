@@ -1,4 +1,4 @@
-"""One cycle over one device: runs the collectors and makes the snapshot."""
+"""Runs the collectors over one GPU in a cycle, and makes a snapshot of the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpu_exporter.common.model.units import UnitId
 
 
 class _Kept(NamedTuple):
-    """The last result of a collector that does not run in every cycle, and when it is due again."""
+    """The last result of a collector that does not run in every cycle, and when the collector is due again."""
 
     due: float
     samples: tuple[Sample, ...]
@@ -38,7 +38,7 @@ class _Kept(NamedTuple):
 
 
 class DeviceSampler:
-    """Reads one device again and again. Not thread-safe: belongs to the device's one loop."""
+    """Reads one device in every cycle. Not thread-safe: used by the device's one thread."""
 
     def __init__(
         self,
@@ -49,8 +49,9 @@ class DeviceSampler:
         totals: Totals | None = None,
         is_shared: Callable[[str], bool] = lambda uuid: False,
     ) -> None:
-        """`totals`: those of an earlier sampler of this device; their sums are continued. `is_shared`: whether
-        per-process usage is needed for the GPU with this UUID.
+        """`totals`: sums to continue, from an earlier sampler of this device.
+
+        `is_shared`: takes a GPU's UUID, and returns whether each process's use must be read.
         """
         self.device = device
         self.error_counts: Counter[tuple[str, str]] = Counter()
@@ -68,7 +69,7 @@ class DeviceSampler:
         self._has_answered = False
 
     def sample(self) -> DeviceSnapshot:
-        """Run every collector that is due. A lost GPU gives a snapshot with `up` false and no data.
+        """Run every collector that is due. For a lost GPU, the snapshot has `up` false and no data.
 
         Raises DriverChanged.
         """
@@ -122,8 +123,7 @@ class DeviceSampler:
         )
 
     def _first_failure(self, cycle: Cycle) -> str:
-        """The error which shows that a GPU that answers no call has failed; "" if it supports no calls, like Jetson
-        boards.
+        """The error that proves the failure of a GPU that answers no call; "" if it supports no call (Jetson).
 
         If the GPU has answered before, every error counts. Otherwise a missing permission does not count.
         """
@@ -131,7 +131,7 @@ class DeviceSampler:
         return next((each for each in failures if each and (self._has_answered or DENIED not in each)), "")
 
     def _read_period(self, cycle: Cycle, monotonic: float, wall: float) -> ProcessPeriod | None:
-        """The work of each process, if the GPU's holders share it. MIG instances have no such source."""
+        """Read the work of each process if several holders share the GPU. NVML does not report it for MIG instances."""
         if not self._is_shared(self.device.identity.uuid):
             self._periods.forget()
             return None
@@ -179,7 +179,10 @@ class DeviceSampler:
         return outcome
 
     def _read_instance(self, instance: InstanceCycle) -> InstanceReading:
-        """Activity over the time between the two GPM samples that were compared. The first reading has no such time."""
+        """Make the reading of one MIG instance. Its activity covers the time between two GPM samples.
+
+        The first reading has no activity.
+        """
         activity: Activity | None = None
         if instance.gpm is not None:
             unit = UnitId(self.device.identity.uuid, instance.uuid)

@@ -1,4 +1,4 @@
-"""Reads the GPUs only to make the driver answer: `record` writes every answer to its file."""
+"""Reads the GPUs for `record`, which writes every answer of the driver to its file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIND_S = 1.0  # longest wait for one GPU that is slow to be found, before events
 
 
 class Tap:
-    """Reads the GPU at one position, in its own thread: a GPU that hangs at its start is worth a recording too."""
+    """Reads the GPU at one position, in its own thread. A GPU that hangs at its start is recorded too."""
 
     def __init__(
         self, backend: Backend, position: int, rules: ActivityRules, interval_s: float, stop: threading.Event
@@ -31,7 +31,7 @@ class Tap:
         self._interval_s, self._stop = interval_s, stop
 
     def run(self) -> None:
-        """Read until `stop`. An error of the device ends it; the error is recorded like every other answer."""
+        """Read until `stop`. An error of the device ends the reading, and is recorded like every other answer."""
         try:
             device = self._backend.find(self._position)
             with contextlib.suppress(DeviceError):

@@ -1,4 +1,4 @@
-"""Remembers which witnesses were active at which time, to judge a span in which the GPU's utilization was 0."""
+"""Remembers which witnesses were active at which time, to judge times with a utilization of 0."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_exporter.common.model.readings import Span
 
 
 class WitnessPeriod(NamedTuple):
-    """The state of witnesses over the time (start, end]: which were active, and whether all of them are known."""
+    """The witnesses that were active in (start, end], and whether the state of all witnesses is known."""
 
     start: float
     end: float
@@ -25,7 +25,7 @@ class Track:
         self._watches: deque[WitnessPeriod] = deque()
 
     def note(self, watch: WitnessPeriod) -> None:
-        """Add the newest period. If it continues the last one with the same state, both become one."""
+        """Add the newest period. If it follows the last one directly and has the same state, the two are merged."""
         last = self._watches[-1] if self._watches else None
         if last is not None and last.end == watch.start and last[2:] == watch[2:]:
             self._watches[-1] = last._replace(end=watch.end)
@@ -35,9 +35,9 @@ class Track:
             self._watches.popleft()
 
     def judge(self, span: Span) -> tuple[str, ...] | None:
-        """The witnesses that were active at some moment of the span; empty if all were quiet during the whole span.
+        """The witnesses that were active at some moment of the span. Empty if all were quiet in the whole span.
 
-        None if that is unknown.
+        None if this is unknown.
         """
         watched = 0.0
         unknown = False

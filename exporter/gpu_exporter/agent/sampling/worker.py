@@ -1,4 +1,4 @@
-"""The base of all loops: a daemon thread that ends on request, unless it hangs inside the driver."""
+"""Base class of all loops: a daemon thread that ends on request, unless it hangs inside the driver."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpu_exporter.common.threads import start
 
 
 class Worker(ABC):
-    """Base of the loops: `_run` must check `_stop`. Each worker owns one thread, which is never replaced."""
+    """A loop in a thread of its own, which is never replaced. `_run` must check `_stop`."""
 
     def __init__(self, name: str, task: Task) -> None:
-        """`task`: counts and guards each turn of `_run`; all workers of one kind may share it."""
+        """`task`: counts each turn of `_run` and catches errors. All workers of one kind may share it."""
         self.task = task
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

@@ -1,1 +1,1 @@
-"""Queries Slurm from one process for a whole cluster, so that the nodes do not have to."""
+"""Asks slurmctld for the data of all nodes from one process, so that the nodes do not have to ask."""

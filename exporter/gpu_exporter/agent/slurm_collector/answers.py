@@ -1,4 +1,4 @@
-"""All nodes and jobs of a cluster, from two answers of Slurm or slurmrestd. Pure.
+"""Parses all nodes and jobs of a cluster, from two answers of Slurm's commands or of slurmrestd. Pure.
 
 `squeue --json` costs slurmctld one message and `scontrol show node -d` two, however many nodes there are (measured on
 22.05.8 and 24.11.5). A job's owner cannot forge either answer: a name in JSON cannot imitate another field.
@@ -36,7 +36,7 @@ class ClusterJob(NamedTuple):
 
 
 def parse_cluster_nodes(text: str) -> dict[str, NodeRecord]:
-    """By name, every node of `scontrol show node -d` that has GPUs. A node that cannot be parsed is omitted.
+    """Every node in `scontrol show node -d` that has GPUs, by name. A node that cannot be parsed is omitted.
 
     Raises SourceError if no node can be parsed.
     """
@@ -57,7 +57,7 @@ def parse_cluster_nodes(text: str) -> dict[str, NodeRecord]:
 
 
 def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
-    """The nodes of slurmrestd's /nodes/ in the same form, and the cluster's name, "" before Slurm 24.05."""
+    """The nodes in slurmrestd's /nodes/, by name, and the cluster's name ("" before Slurm 24.05)."""
     nodes: dict[str, NodeRecord] = {}
     problem = ""
     try:
@@ -79,15 +79,15 @@ def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
 
 
 def find_cluster(text: str) -> str:
-    """The cluster's name in the jobs of slurmrestd's /jobs/, "" if there is no name."""
+    """The cluster's name, from the jobs in slurmrestd's /jobs/. "" if there is no name."""
     match = _CLUSTER.search(text)
     return match[1] if match else ""
 
 
 def parse_cluster_jobs(text: str) -> list[ClusterJob]:
-    """Every running job of `squeue --json`, in any of the states of _STATES. A job that cannot be parsed is omitted.
+    """Every job in `squeue --json` that is in one of _STATES. A job that cannot be parsed is omitted.
 
-    Raises SourceError if the text is not such an answer.
+    Raises SourceError if the text is not such an output.
     """
     try:
         return read_jobs(text, _read_job)[0]

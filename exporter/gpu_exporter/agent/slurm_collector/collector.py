@@ -1,4 +1,4 @@
-"""Queries slurmctld for a whole cluster, so that the nodes do not have to, and keeps an answer for each node."""
+"""Asks slurmctld for the data of all nodes, in rounds, and keeps an answer (a picture) for each node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Slurmctld(Protocol):
 
 
 class SlurmCollector:
-    """Reads the cluster's configuration once an hour, and the nodes and jobs in every round."""
+    """Reads the cluster's configuration once an hour, and its nodes and jobs in every round."""
 
     def __init__(self, slurmctld: Slurmctld, clock: Clock, each_s: float) -> None:
         """`each_s`: seconds between two rounds; every answer contains it."""
@@ -48,7 +48,7 @@ class SlurmCollector:
         self._config_at = -math.inf
 
     def collect(self) -> dict[str, Picture]:
-        """The picture of each node that has GPUs, by its name. Raises SourceError."""
+        """Ask slurmctld, and return the picture of each node that has GPUs, by node name. Raises SourceError."""
         asked = self._clock.wall()
         # The node's name becomes a file name.
         nodes = {name: node for name, node in self._slurmctld.read_nodes().items() if NODE_NAME.fullmatch(name)}
@@ -77,7 +77,7 @@ def _with(node: NodeRecord, gpus: JobGpus) -> NodeRecord:
 
 
 def write_answers(answers: Mapping[str, str], directory: Path, mode: int) -> None:
-    """Write NODE.json for each node. Raises OSError, also if every user may write in `directory`."""
+    """Write NODE.json for each node. Raises OSError, also if all users may write to `directory`."""
     for name, text in answers.items():
         write_atomically(directory / f"{name}.json", text.encode(), mode)
 
@@ -90,10 +90,13 @@ WITHHELD = (
 
 
 class CollectorRun:
-    """Runs round after round. A new problem is logged once. The old answers remain, and their age grows."""
+    """Runs one round after another. Logs each new problem once.
+
+    After a failed round, the old answers remain, and their age grows.
+    """
 
     def __init__(self, collector: SlurmCollector, directory: Path | None, clock: Clock) -> None:
-        """`directory`: where NODE.json is written for each node; None if answers are served only over HTTP."""
+        """`directory`: where to write NODE.json for each node. None if the answers are served only over HTTP."""
         self.is_open: Callable[[], bool] = lambda: False
         """Whether every client may read the port now; this changes with the web configuration file. An open port serves
         no answer while PrivateData hides jobs or users.
@@ -115,7 +118,7 @@ class CollectorRun:
 
     @property
     def answers(self) -> Mapping[str, str]:
-        """The newest answer for each node with GPUs; empty if the port must not serve answers."""
+        """The newest answer for each node with GPUs. Empty if the HTTP port must not serve answers."""
         return {} if self.is_withheld else self._answers
 
     def __call__(self) -> bool:

@@ -1,8 +1,8 @@
-"""Queries slurmctld through slurmrestd: for a collector without Slurm's commands, as in a container.
+"""Asks slurmctld through slurmrestd, for a collector without Slurm's commands, e.g. in a container.
 
 slurmrestd serves one API version for each of several releases, under /slurm/v0.0.N. It requires a JSON Web Token
-(`scontrol token`), whose claim `sun` is the user. It does not report PrivateData, so gpu-exporter assumes that
-PrivateData is set.
+(`scontrol token`). The claim `sun` of the token is the user. slurmrestd does not report PrivateData, so gpu-exporter
+assumes that PrivateData is set.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HINT = "write a new token with `scontrol token username=slurm lifespan=SECONDS`"
 
 
 class Rest:
-    """`address`: the address of slurmrestd. `token_file`: the output of `scontrol token`, read every time."""
+    """`address`: address of slurmrestd. `token_file`: has the output of `scontrol token`; read for each request."""
 
     def __init__(self, address: Address, token_file: Path, most_bytes: int) -> None:
         self._address = address
@@ -47,7 +47,7 @@ class Rest:
         return parse_cluster_jobs(text)
 
     def read_config(self) -> SlurmConfig:
-        """The configuration, as far as it is known from the nodes and jobs that were read before."""
+        """The configuration, as far as the nodes and jobs that were read before show it."""
         return SlurmConfig(self._cluster, "", "", frozenset(("jobs", "users")))
 
     def _get(self, what: str) -> str:

@@ -1,4 +1,4 @@
-"""The HTTP pages of a collector: an answer for each node, its own metrics, and probes."""
+"""Serves a collector's HTTP pages: the answer for each node, its own metrics, and probes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from gpu_exporter.common.web.server import TEXT, Reply, Site
 
 
 class CollectorSite:
-    """Healthy means only that the collector serves. Its metrics and the age of its answers show if Slurm answers."""
+    """Serves the collector's pages. The health probe shows only that the collector serves.
+
+    Its metrics, and the age of its answers, show whether Slurm answers.
+    """
 
     def __init__(self, run: CollectorRun, host: Site | None = None, own: OwnMetrics | None = None) -> None:
-        """`host`: the site of the process inside which the collector runs; it answers all other requests. `own`: the
-        metrics of the process, if the collector is a process of its own.
+        """`host`: the site of the process that the collector runs in; it answers all other requests.
+
+        `own`: the metrics of the process, if it runs only the collector.
         """
         self._run = run
         self._host = host
@@ -56,7 +60,7 @@ class CollectorSite:
 
 
 class CollectorMetrics(Collector):
-    """The newest round. `gpu_slurm_collector_last_success_timestamp_seconds` is absent until a round succeeded."""
+    """Metrics of the last round. The time of the last success is absent until a round has succeeded."""
 
     def __init__(self, run: CollectorRun) -> None:
         self._run = run

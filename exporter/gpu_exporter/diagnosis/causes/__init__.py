@@ -1,1 +1,1 @@
-"""Causes of low utilization, one file each: the required evidence, reasons for a lower confidence, and the advice."""
+"""The causes of low utilization, one file each: the evidence for a cause, the evidence against it, and the advice."""

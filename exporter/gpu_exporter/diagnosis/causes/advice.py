@@ -1,4 +1,4 @@
-"""Computes the advice on a holder's number of loaders and threads."""
+"""Computes the advice for a job: how many data loaders and threads the holder should use."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ENOUGH, MEAN_MIN = 2.0, 0.01
 
 
 class Advice(NamedTuple):
-    """An advice as a sentence. `number`: the number of workers to set, None if it proposes something else."""
+    """An advice as a sentence. `number`: the number of workers to set, None if the advice is about something else."""
 
     text: str
     number: int | None = None
 
 
 def find_measured(case: CauseCase) -> Advice | None:
-    """The advice on `num_workers` from the loop's own measurement of the time per batch; None without it."""
+    """The advice on `num_workers` that the training loop has measured itself. None without such a measurement."""
     pace = find_pace(case)
     to_try = None if pace is None else pace.facts.get("workers_to_try")
     if pace is None or to_try is None:
@@ -33,10 +33,11 @@ def find_measured(case: CauseCase) -> Advice | None:
 
 
 def propose_workers(case: CauseCase, *, adds: bool = False) -> Advice:
-    """The advice on `num_workers`: the holder's CPUs for each process on a GPU, minus the CPUs that this process uses
-    itself (at least one), as far as memory allows. If no CPU remains, the advice is to ask for more CPUs.
+    """The advice on `num_workers` (of PyTorch's DataLoader), as far as memory allows.
 
-    `adds`: CPUs are free, so the advice is the loop's own measurement, or at least one loader more than now.
+    It is the number of CPUs for each process on a GPU, minus the CPUs that this process uses itself (at least one). If
+    no CPU remains, the advice is to ask for more CPUs. `adds`: CPUs are free, so the advice is the number that the loop
+    has measured, or at least one loader more than now.
     """
     if adds and (measured := find_measured(case)):
         return measured
@@ -88,6 +89,6 @@ def propose_threads(case: CauseCase) -> str:
 
 
 def bound_gain(case: CauseCase) -> str:
-    """The largest possible gain of a remedy, as text; "" at very low utilization, where this bound is useless."""
+    """The largest possible gain of a remedy as text. "" at very low utilization, where this limit is useless."""
     mean = case.mean or 0.0
     return f"at most {1.0 / mean:.1f} times, since the GPU is at {mean:.0%}" if mean >= GAIN_MIN else ""

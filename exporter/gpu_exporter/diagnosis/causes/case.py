@@ -1,4 +1,4 @@
-"""The input of the rules for causes: one allocation with its evidence."""
+"""Defines the input of the rules for causes: one allocation with its evidence."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ KNOWN_MIN = 0.5  # share of the looks in which a value must be known
 
 
 class HostLook(NamedTuple):
-    """One reading of a holder's host. `utilization`: mean of its GPUs here over the same time, None if unknown."""
+    """One reading of a holder's host. `utilization`: mean of the holder's GPUs over the same time, None if unknown."""
 
     evidence: HostEvidence
     utilization: float | None = None
 
 
 class HeldGpu(NamedTuple):
-    """One whole GPU of the holder on this node. `label`: its index. `utilization`: mean over the window, None if
-    unknown. `processes`: the holder's contexts on it, None if not proven. `idle_run_s`: as in Window.
+    """One whole GPU of the holder on this node.
+
+    `label`: its index. `utilization`: mean over the window, None if unknown. `processes`: number of the holder's
+    contexts on it, None if not proven. `idle_run_s`: as in Window.
     """
 
     uuid: str
@@ -38,11 +40,13 @@ class HeldGpu(NamedTuple):
 
 
 class CauseCase(NamedTuple):
-    """One allocation. `uuid`: of its GPU. `held_s`: seconds since the holder got the GPU. `worked`: whether any GPU of
-    the holder was ever busy, None if unknown. `members`: all GPUs of the holder on this node. `looks`: oldest first.
-    `share`, `held`: shares of the node's GPUs that this holder and all holders have. `link`: PCIe bandwidth while the
-    GPU works, as a share of the maximum, None while unknown. `link_text`: both bandwidths. `memory`: share of the GPU's
-    memory in use, None while unknown. `training`: the report of the holder's training loop, None without one.
+    """One allocation with its evidence.
+
+    `uuid`: UUID of the GPU. `held_s`: seconds since the holder got the GPU. `worked`: whether any GPU of the holder was
+    ever busy, None if unknown. `members`: all GPUs of the holder on this node. `looks`: readings of the host, oldest
+    first. `share`, `held`: shares of the node's GPUs that this holder and all holders have. `link`: PCIe bandwidth
+    while the GPU works, as a share of the maximum, None while unknown. `link_text`: both bandwidths. `memory`: share of
+    the GPU's memory in use, None while unknown. `training`: the report of the holder's training loop, None without one.
     """
 
     state: str
@@ -65,7 +69,10 @@ class CauseCase(NamedTuple):
 
     @property
     def recent(self) -> Sequence[HostEvidence]:
-        """The looks of the last `rules.window` seconds, at least `rules.looks_min` looks; empty if fewer exist."""
+        """The readings of the host in the last `rules.window` seconds.
+
+        At least the last `rules.looks_min` readings, even if they are older; empty if fewer exist.
+        """
         if not self.looks:
             return ()
         since = self.looks[-1].evidence.end - self.rules.window
@@ -80,7 +87,7 @@ class CauseCase(NamedTuple):
         return [each.processes for each in self.recent if each.processes is not None]
 
     def average(self, read: Callable[[HostEvidence], float | None]) -> float | None:
-        """The mean of a value over the recent looks, None if it is known in too few of them."""
+        """The mean of a value over the recent readings of the host. None if too few of them contain it."""
         return _average([read(each) for each in self.recent])
 
     def average_processes(self, read: Callable[[ProcessEvidence], float | None]) -> float | None:
@@ -89,16 +96,16 @@ class CauseCase(NamedTuple):
 
     @property
     def limit(self) -> float | None:
-        """CPUs that the holder may use by its own limits; None if it may use all CPUs of the host."""
+        """The number of CPUs that the holder's own limits allow. None if it may use all CPUs of the host."""
         newest = self.recent[-1]
         found = min((each for each in (newest.cpus, newest.quota) if each is not None), default=None)
         return None if found is None or (newest.host_cpus is not None and found >= newest.host_cpus) else found
 
     @property
     def bound(self) -> float | None:
-        """The number of CPUs to which its processes are bound; None if they may use all CPUs, or if it is unknown.
+        """The number of CPUs on which the holder's processes may run. None if unknown, or if they may use all CPUs.
 
-        Slurm binds jobs in this way if it does not use cgroups. Other holders may be bound to the same CPUs.
+        If Slurm does not use cgroups, it binds jobs in this way. Other holders may be bound to the same CPUs.
         """
         newest = self.recent[-1]
         found = None if newest.processes is None else newest.processes.cpus
@@ -106,7 +113,7 @@ class CauseCase(NamedTuple):
 
     @property
     def has_loaders(self) -> bool:
-        """Whether processes of the holder have PyTorch's name for loaders. Without it, CPU use identifies them."""
+        """Whether the holder has processes with PyTorch's name for data loaders. If not, CPU use identifies loaders."""
         return any(each.named_loaders for each in self.seen)
 
     @property
@@ -126,7 +133,7 @@ def _average(values: Sequence[float | None]) -> float | None:
 
 
 class Needs(NamedTuple):
-    """The answer of a rule that lacks evidence. `text`: the missing evidence."""
+    """A rule returns this if it lacks evidence. `text`: the missing evidence."""
 
     text: str
 
@@ -137,15 +144,18 @@ MORE = Needs("more looks at its host: a few minutes, or longer on a crowded node
 
 
 def need(case: CauseCase) -> Needs:
-    """The missing evidence if there are too few looks, or looks without processes."""
+    """The evidence that is missing if there are too few readings of the host, or readings without processes."""
     if not case.looks:
         return HOST if case.held_s > case.rules.window else MORE
     return PROCESSES if case.recent and not case.seen else MORE
 
 
 class Rule(NamedTuple):
-    """The rule for one cause. `states`: in which the rule applies. `judge`: returns the cause, the missing evidence, or
-    None. `needs`, `against`: texts for the documentation, the evidence and the reasons for a lower confidence.
+    """The rule for one cause.
+
+    `states`: the states in which the rule applies. `judge`: returns the cause, the missing evidence, or None if the
+    cause does not apply. `needs`, `against`: texts for the documentation: the evidence, and the reasons for a lower
+    confidence.
     """
 
     name: str

@@ -45,7 +45,7 @@ def _written(look: HostLook) -> float:
 
 
 def _is_copy(look: HostLook) -> bool:
-    """Whether the holder also received or read much: then it copies data or exchanges gradients."""
+    """Whether the holder also received or read much data. If so, it copies data or exchanges gradients."""
     taken = (look.evidence.received or 0.0) + (look.evidence.read or 0.0)
     return taken >= COPY * _written(look) > 0.0
 
@@ -55,7 +55,7 @@ def _mean(looks: Sequence[HostLook]) -> float:
 
 
 def _find_bursts(looks: Sequence[HostLook], least: float) -> list[list[HostLook]]:
-    """The looks with at least `least` bytes written per second, in groups of consecutive looks."""
+    """The readings with at least `least` written or sent bytes per second, as groups of consecutive readings."""
     found: list[list[HostLook]] = []
     was_loud = False
     for look in looks:

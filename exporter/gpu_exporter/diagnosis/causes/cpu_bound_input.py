@@ -18,7 +18,7 @@ WAITS = 0.6  # CPUs of the process on the GPU: if it uses more, it computes by i
 
 
 def is_input_bound(case: CauseCase) -> bool:
-    """Whether loaders use most of the CPU time, and none of the holder's own CPUs is left."""
+    """Whether loaders use most of the holder's CPU time, and the holder has no free CPU."""
     cores = case.average(lambda each: each.cores)
     loaders = case.average_processes(lambda each: None if each.loaders is None else each.loader_cores)
     if cores is None or loaders is None or loaders < MOST * cores:

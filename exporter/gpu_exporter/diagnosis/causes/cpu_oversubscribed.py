@@ -11,7 +11,7 @@ MORE_THAN = 4  # threads above the number of CPUs: two on one CPU are no fault
 
 
 def find_room(case: CauseCase) -> float | None:
-    """CPUs for the holder's threads: its limit, or without a limit the larger of its share and the usable CPUs."""
+    """The CPUs for the holder's threads: its limit, or without a limit the larger of its share and the usable CPUs."""
     cpus = find_cpus(case)
     return None if cpus is None else cpus.entitled if cpus.limit is not None else max(cpus.entitled, cpus.usable)
 

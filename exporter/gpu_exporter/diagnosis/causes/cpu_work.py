@@ -14,12 +14,12 @@ OTHERS = 0.5  # CPUs of the other processes
 
 
 def count_busy(case: CauseCase) -> int:
-    """The GPUs of the holder on this node with a utilization above 0."""
+    """The number of the holder's GPUs on this node with a utilization above 0."""
     return sum((each.utilization or 0.0) > 0.0 for each in case.members)
 
 
 def works_on_cpus(case: CauseCase) -> bool:
-    """Whether its busy GPUs are all at 100 %, as in a wait, but it uses more CPUs than waiting ranks (see stalls)."""
+    """Whether all busy GPUs of the holder are at 100 % (as in a wait), but it uses more CPUs than a wait needs."""
     cores = case.average(lambda each: each.cores)
     if cores is None or any(0.0 < (each.utilization or 0.0) < STALLS.utilization_min for each in case.members):
         return False

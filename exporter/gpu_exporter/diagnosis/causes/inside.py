@@ -1,4 +1,4 @@
-"""Evidence for the rules from a training loop's own report (docs/torch.md). A report is only the job's claim."""
+"""Evidence for the rules from the training loop's report (docs/torch.md). The job writes it, so it is only a claim."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ORDER = (LOW, MEDIUM, HIGH)
 
 
 def find_pace(case: CauseCase) -> TrainingPace | None:
-    """The pace of the last minutes; None if the loop is not observed, or has made too few steps."""
+    """The pace (time of each step and its parts) in the last minutes. None without a report or with too few steps."""
     pace = case.training
     if pace is None or pace.silent_s > case.rules.window:
         return None
@@ -20,13 +20,13 @@ def find_pace(case: CauseCase) -> TrainingPace | None:
 
 
 def find_compute(case: CauseCase) -> TrainingPace | None:
-    """The pace of a loop that hardly waits for data, so the GPU waits for another reason; None otherwise."""
+    """The pace if the loop hardly waits for data, so the GPU waits for something else. Otherwise None."""
     pace = find_pace(case)
     return pace if pace is not None and pace.wait is not None and pace.wait < case.rules.wait_min else None
 
 
 def describe_wait(pace: TrainingPace) -> str:
-    """A text with the share of each step in which the loop waits for data."""
+    """Describe the share of each step in which the loop waits for data."""
     rank = "" if pace.waiting_rank is None or pace.ranks < 2 else f" on rank {pace.waiting_rank}"
     unseen = "" if pace.is_gpu else " (the GPU may work meanwhile)"
     workers = pace.facts.get("num_workers")
@@ -35,7 +35,7 @@ def describe_wait(pace: TrainingPace) -> str:
 
 
 def judge_phase(case: CauseCase, name: str, phase: str) -> Cause | None:
-    """The cause `name` if the loop spends much of its steps in `phase`, None otherwise."""
+    """Return the cause `name` if the loop spends much of its steps in `phase`, otherwise None."""
     pace = find_pace(case)
     share = None if pace is None else pace.phases.get(phase)
     if share is None or share < case.rules.phase_min:
@@ -52,7 +52,7 @@ def judge_phase(case: CauseCase, name: str, phase: str) -> Cause | None:
 
 
 def add_inside(case: CauseCase, cause: Cause) -> Cause:
-    """Add the loop's report to a cause of slow input: a wait for data raises the confidence, no wait lowers it.
+    """Add the loop's report to a cause of slow input. A wait for data raises the confidence, no wait lowers it.
 
     The confidence of causes that delay a mark is never raised: a job could write a false report to get a delay.
     """

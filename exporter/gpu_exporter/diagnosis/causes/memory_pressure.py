@@ -13,7 +13,7 @@ BLOCKED = 0.25  # processes that wait for a disk, mean: without PSI the only sig
 
 
 def is_waiting(case: CauseCase) -> bool:
-    """Whether tasks of the holder wait for memory, or were killed because it lacked memory."""
+    """Whether processes of the holder wait for memory, or were killed because the holder lacked memory."""
     rules = case.rules
     some = case.average(lambda each: each.pressure_memory)
     full = case.average(lambda each: each.memory_full) or 0.0
@@ -30,7 +30,7 @@ def _is_near(case: CauseCase) -> bool:
 
 
 def _is_cache(case: CauseCase) -> bool:
-    """Whether most of the memory is page cache. Reading a large amount of data fills and evicts the page cache."""
+    """Whether most of the memory is page cache, which fills when the holder reads much data."""
     newest = case.recent[-1]
     return (newest.memory_cache or 0.0) >= CACHE * (newest.memory_bytes or 0.0) > 0.0
 

@@ -1,4 +1,4 @@
-"""The thresholds of the rules for causes. They come from measurements and publications, so few are settings."""
+"""Thresholds of the rules for causes. They come from measurements and publications, so few of them are settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_exporter.common.config.defaults import Settings
 
 
 class CauseRules(NamedTuple):
-    """Ratios are 0 to 1. The first ones are settings of a site. `off`: causes that are not looked for."""
+    """Thresholds. Ratios are 0 to 1. The first ones are settings of a site. `off`: causes that are not looked for."""
 
     off: AbstractSet[str] = frozenset()
     steps: str = Settings().causes.steps

@@ -1,6 +1,6 @@
-"""All causes, in the order of the table of meanings. Of those with the highest confidence, the first is displayed.
+"""Lists all causes, in the order of the table of meanings. The first of those with the highest confidence is displayed.
 
-The rule of a cause is in the module with its name.
+The rule of a cause is in the module with the same name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOT_BY_PROCESSES = INSIDE_RULES | {
 
 
 def _with_advice(cause: Cause) -> Cause:
-    """The cause with the advice of the table of meanings, unless its rule has given one, or "" for none."""
+    """Add the advice from the table of meanings to a cause, unless its rule has set the advice ("" for no advice)."""
     return cause if cause.advice is not None else cause._replace(advice=advise(cause.name, dict(cause.values)))
 
 
@@ -54,7 +54,7 @@ def _with_limits(case: CauseCase, cause: Cause) -> Cause:
 
 
 def find_causes(case: CauseCase) -> Causes:
-    """The causes of the state of one allocation, and the evidence that rules lack."""
+    """Find the causes of one allocation's state, and the evidence that the rules lack."""
     found: list[Cause] = []
     needs: dict[str, None] = {}
     for rule in RULES:

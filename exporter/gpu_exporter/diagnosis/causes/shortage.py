@@ -1,4 +1,4 @@
-"""Decides whether a holder lacks CPUs or memory by its own limit or share, or because others fill the host. Pure.
+"""Decides why a holder lacks CPUs or memory: by its own limit or share, or because others fill the host. Pure.
 
 A cause for the owner needs proof that the holder itself is short: its quota ran out, its limit is nearly used, or it
 uses its share of a full host. A shortage due to others is a cause for the site (`cpu_contended`, `node_memory`). On a
@@ -24,12 +24,12 @@ FAR = 0.8  # memory in use, as a share of the limit, below which no own limit ex
 
 
 class Cpus(NamedTuple):
-    """Numbers of CPUs, means over the recent looks.
+    """Numbers of CPUs. Values that change are means over the recent readings of the host.
 
     `used`: CPUs in use by the holder. `limit`: its own limit, None if it may use all CPUs of the host. `most`: CPUs on
-    which its processes may run. `entitled`: its limit; without one, its share of the host by GPUs, at most `most`.
-    `usable`: CPUs that it uses or that are free for it now. `advised`: CPUs that an advice may propose; if all holders
-    of GPUs take theirs at once, the host has enough. `host`: all CPUs, None if unknown. `others`: CPUs in use by
+    which its processes may run. `entitled`: its limit; without a limit, its share of the host by GPUs, at most `most`.
+    `usable`: CPUs that it uses or that are free for it now. `advised`: CPUs that an advice may propose: if all holders
+    follow their advice at once, the host has enough. `host`: all CPUs, None if unknown. `others`: CPUs in use by
     others. `is_full`: the host has no free CPUs.
     """
 
@@ -45,7 +45,7 @@ class Cpus(NamedTuple):
 
 
 def find_cpus(case: CauseCase) -> Cpus | None:
-    """The CPUs of a holder; None if its use is unknown, or if both its limit and the host's use are unknown."""
+    """The CPUs of a holder. None if its use is unknown, or both its limit and the use of the host are unknown."""
     if not case.recent:
         return None
     used, limit = case.average(lambda each: each.cores), case.limit
@@ -67,7 +67,7 @@ def find_cpus(case: CauseCase) -> Cpus | None:
 
 
 def find_short_of_cpu(case: CauseCase) -> str:
-    """OWN if the holder itself is short, SITE if others fill the host, NOBODY if it is not short or this is unknown."""
+    """Return OWN if the holder itself is short, SITE if others fill the host, NOBODY if not short or unknown."""
     cpus = find_cpus(case)
     if cpus is None:
         return NOBODY
@@ -84,7 +84,7 @@ def find_short_of_cpu(case: CauseCase) -> str:
 
 
 def _runs_out(case: CauseCase, near: float) -> bool:
-    """Whether the quota runs out for longer than the loaders' queue of samples can bridge."""
+    """Whether the CPU quota runs out for so much of the time that the loaders' queue of samples becomes empty."""
     throttled, pressure = case.throttled or 0.0, case.average(lambda each: each.pressure_cpu)
     if throttled < case.rules.throttled_min:
         return False
@@ -92,7 +92,7 @@ def _runs_out(case: CauseCase, near: float) -> bool:
 
 
 def waits_for_cpu(case: CauseCase, cpus: Cpus) -> bool | None:
-    """Whether threads of the holder wait for a CPU, by PSI and the number of runnable threads; None if unknown."""
+    """Whether threads of the holder wait for a CPU, by the kernel's PSI and the runnable threads. None if unknown."""
     pressure, runnable = case.average(lambda each: each.pressure_cpu), case.runnable
     if pressure is not None and pressure < case.rules.pressure_cpu_min:
         return False
@@ -102,14 +102,14 @@ def waits_for_cpu(case: CauseCase, cpus: Cpus) -> bool | None:
 
 
 def find_short_of_memory(case: CauseCase) -> str:
-    """OWN if the holder came near its memory limit in the recent looks or was killed at it; SITE otherwise."""
+    """Return OWN if the holder recently came near its memory limit or was killed there, otherwise SITE."""
     if any(each.ooms for each in case.recent):
         return OWN
     return OWN if most_of_memory(case) >= case.rules.memory_near else SITE
 
 
 def most_of_memory(case: CauseCase) -> float:
-    """The largest share of its memory limit in use in the recent looks; 0 without a limit."""
+    """The largest share of the holder's memory limit in use, over the recent readings. 0 without a limit."""
     return max(
         (each.memory_bytes / each.memory_limit for each in case.recent if each.memory_bytes and each.memory_limit),
         default=0.0,

@@ -16,7 +16,7 @@ def is_at_work(case: CauseCase) -> bool:
 
 
 def is_new(case: CauseCase) -> bool:
-    """Whether the holder is young, and its GPU is known never to have worked."""
+    """Whether the holder is new, and its GPU has certainly never worked."""
     return case.worked is False and case.held_s <= case.rules.start_max
 
 

@@ -8,8 +8,10 @@ from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
-    """The steps are only the job's claim. A cause of low confidence is not published, so it cannot delay a mark. The
-    claim delays a mark only if the site trusts it (`causes.steps`).
+    """Judge the cause from the reported steps, which are only the job's claim.
+
+    A cause of low confidence is not published, so it cannot delay a mark. The claim delays a mark only if the site
+    trusts it (`causes.steps`).
     """
     pace = case.training
     if pace is None or not pace.seen or pace.silent_s > case.rules.window:

@@ -36,7 +36,7 @@ def _is_out_of_cpus(case: CauseCase) -> bool:
 
 
 def _judge_measured(case: CauseCase) -> Cause | None:
-    """The cause from the loop's own measurement of the time per batch, with the number of workers to try."""
+    """The cause with the number of workers to try, if the loop has measured its time per batch. Otherwise None."""
     pace, advice = find_pace(case), find_measured(case)
     if pace is None or advice is None or pace.wait is None or pace.wait < case.rules.wait_min:
         return None
@@ -97,13 +97,13 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
 
 
 def _count_read(case: CauseCase) -> float:
-    """Bytes per second that the holder reads: the larger of disk reads and, if they are visible, read calls."""
+    """Bytes per second that the holder reads: from disks, or by read calls if these are visible and more."""
     files = case.recent[-1].files
     return max(case.average(lambda each: each.read) or 0.0, files.read_bytes if files is not None else 0.0)
 
 
 def _judge_waiting(case: CauseCase, number: int) -> Cause | None:
-    """The cause for loaders that use hardly any CPU. They wait for files, or for the loop, which looks the same."""
+    """The cause for loaders that use hardly any CPU: they wait for files, or for the loop, which looks the same."""
     moved = max(_count_read(case), case.average(lambda each: each.received) or 0.0)
     if moved < STREAMS:
         return None

@@ -1,1 +1,1 @@
-"""Work of holders on the host's processors and disks, in addition to their GPUs."""
+"""Reads the holders' use of the host's CPUs, disks and network, beside their GPUs."""

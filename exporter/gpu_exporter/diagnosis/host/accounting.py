@@ -1,4 +1,4 @@
-"""Reads how long a cgroup waited for CPU quota, memory and disks: evidence for the causes of low utilization.
+"""Reads how long a cgroup waited for CPU quota, memory and disks, as evidence for the causes of low utilization.
 
 A pod's limits are often set on its containers, so child cgroups are read too. The parents, such as a user's slice, are
 read for their quotas. A child with little of the holder's work is a sidecar, and its limits are ignored.
@@ -23,10 +23,10 @@ PRESSURES = ("cpu", "memory", "io")
 
 
 class CpuCounters(NamedTuple):
-    """Counters of a cgroup since its creation.
+    """CPU counters of a cgroup since its creation.
 
     `cpus`: CPUs that it may use at once by its quota and cpuset, None if unknown. `quota`: CPUs, None without a quota.
-    `periods`, `throttled`: periods of the CFS quota, and those in which the quota ran out.
+    `periods`, `throttled`: periods of the CFS quota, and the periods in which the quota ran out.
     """
 
     cpu_s: float
@@ -37,10 +37,10 @@ class CpuCounters(NamedTuple):
 
 
 class CpuLimit(NamedTuple):
-    """The limit of the cgroups that do most of a holder's work, in CPUs: `cpus` by cpuset and quota, `quota` by the
-    quota alone; None without a limit.
+    """The CPU limit of the cgroups that do most of a holder's work.
 
-    `throttled`: share of the periods in which the quota ran out, None if unknown.
+    `cpus`: CPUs by cpuset and quota. `quota`: CPUs by the quota alone. Both are None without a limit. `throttled`:
+    share of the periods in which the quota ran out, None if unknown.
     """
 
     cpus: float | None
@@ -49,9 +49,9 @@ class CpuLimit(NamedTuple):
 
 
 class Accounting(NamedTuple):
-    """Counters since the cgroups were created, and present values; None is unknown.
+    """A cgroup's counters since its creation, and its present values. None is unknown.
 
-    `cpu`: by cgroup, the holder's first, then its children. `above`: the same of the parents that have a quota.
+    `cpu`: by cgroup, the holder's first, then its children. `above`: the same for those parents that have a quota.
     `waited_s`: seconds in which some task waited, by PRESSURES, and in which all tasks waited for memory ("memory
     full"). `memory_cache`: page cache in `memory_bytes`. `refaults`: pages that were evicted and read again. `killed`:
     processes that the OOM killer ended. `reached`: how often the memory limit was reached.
@@ -98,7 +98,10 @@ def read_accounting(cgroups: Cgroups, place: PurePosixPath) -> Accounting:
 
 
 def find_cpu_limit(last: Accounting, now: Accounting, cpu_s: float, span_s: float) -> CpuLimit:
-    """The limit of the cgroups that worked since `last`, `span_s` seconds ago. `cpu_s`: the holder's CPU time since."""
+    """The CPU limit of the cgroups that worked since the reading `last`, which was `span_s` seconds ago.
+
+    `cpu_s`: the CPU time that the holder used since then.
+    """
     if cpu_s < AT_REST * span_s:
         return CpuLimit(None, None, 0.0)
     least_s = min(MOST * cpu_s, max(SOME * cpu_s, PART * span_s))
@@ -130,7 +133,7 @@ def find_cpu_limit(last: Accounting, now: Accounting, cpu_s: float, span_s: floa
 def _add_limits(
     cpu: Mapping[PurePosixPath, CpuCounters], worked: Mapping[PurePosixPath, float], place: PurePosixPath, name: str
 ) -> float | None:
-    """The limit of a cgroup: its own, or if it is less, the sum for the children that do most of the work."""
+    """The limit of a cgroup: its own, or the sum of the children that do most of the work, if that is lower."""
     own: float | None = getattr(cpu[place], name)
     inner = [each for each in worked if place in each.parents]
     inner = [each for each in inner if not any(other in each.parents for other in inner)]  # the outermost
@@ -155,8 +158,9 @@ def _read_cpu(cgroups: Cgroups, place: PurePosixPath) -> CpuCounters | None:
 def _find_memory(
     files: CgroupFiles, places: Sequence[PurePosixPath]
 ) -> tuple[PurePosixPath, float | None, float | None]:
-    """The innermost cgroup that has most of the memory. Then use and limit of the cgroup that is nearest to its limit,
-    among all cgroups that have most of the memory.
+    """The innermost cgroup that has most of the memory, and the use and limit of one cgroup in bytes.
+
+    Use and limit are from the cgroup that is nearest to its limit, among all cgroups that have most of the memory.
     """
     names = ("memory.current", "memory.max", "memory.high") if files.is_v2 else V1_MEMORY  # both make tasks wait
     used = {place: number(files.text(MEMORY, place, names[0])) for place in places}
@@ -172,7 +176,7 @@ def _find_memory(
 
 
 def _read_killed(files: CgroupFiles, places: Sequence[PurePosixPath]) -> float | None:
-    """The number of processes that the OOM killer ended. Only version 2 includes those in child cgroups."""
+    """The number of processes that the OOM killer ended. Only cgroup version 2 includes child cgroups."""
     if files.is_v2:
         return field(files.text(MEMORY, places[0], "memory.events"), "oom_kill")
     counts = [field(files.text(MEMORY, place, "memory.oom_control"), "oom_kill") for place in places]
@@ -181,14 +185,14 @@ def _read_killed(files: CgroupFiles, places: Sequence[PurePosixPath]) -> float |
 
 
 def _read_reached(files: CgroupFiles, place: PurePosixPath) -> float | None:
-    """How often the memory limit was reached. Version 2 counts only the times when no memory could be freed."""
+    """How often the memory limit was reached. Cgroup version 2 counts only the times when no memory could be freed."""
     if files.is_v2:
         return field(files.text(MEMORY, place, "memory.events"), "oom")
     return number(files.text(MEMORY, place, "memory.failcnt"))
 
 
 def _read_pressures(files: CgroupFiles, place: PurePosixPath) -> dict[str, float]:
-    """Seconds of waiting since the cgroup was created; empty on a kernel without PSI."""
+    """Seconds of waiting since the cgroup was created, by resource. Empty on a kernel without PSI."""
     found: dict[str, float] = {}
     for name in PRESSURES:
         for line in (files.text(MEMORY, place, f"{name}.pressure") or "").splitlines():

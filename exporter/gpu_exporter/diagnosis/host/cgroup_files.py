@@ -1,4 +1,4 @@
-"""Files of cgroups, in both layouts: version 2 is one tree, version 1 is one tree per controller."""
+"""Reads files of cgroups in both layouts: version 2 has one tree, version 1 has one tree per controller."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ US, NS = 1e-6, 1e-9
 
 
 class CgroupFiles:
-    """The hierarchy below `root`, as a host mounts it at /sys/fs/cgroup."""
+    """The cgroup trees below `root`, where the host mounts /sys/fs/cgroup."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self.is_v2 = (root / "cgroup.controllers").exists()
 
     def tree(self, names: tuple[str, ...]) -> Path | None:
-        """The folder of a controller, which may have several names; None if it is not mounted."""
+        """The root folder of a controller, given by one or several names. None if the controller is not mounted."""
         if self.is_v2:
             return self._root
         return next((path for path in (self._root / name for name in names) if path.is_dir()), None)
 
     def text(self, names: tuple[str, ...], place: PurePosixPath, file: str) -> str | None:
-        """The text of one file of a controller; None as for `read_text`."""
+        """Read one file of a controller. None if the controller is missing, or if `read_text` returns None."""
         tree = self.tree(names)
         return None if tree is None else read_text(tree / place / file)
 
     def read_quota(self, place: PurePosixPath) -> float | None:
-        """CPUs that the quota of this cgroup allows at once, None without a quota."""
+        """The number of CPUs that the quota of this cgroup allows at once. None without a quota."""
         if self.is_v2:
             quota, _, period = (self.text(CPU, place, "cpu.max") or "").strip().partition(" ")
             return ratio(quota, period)
@@ -40,19 +40,19 @@ class CgroupFiles:
         return ratio(quota, self.text(CPU, place, "cpu.cfs_period_us") or "")
 
     def read_cpus(self, place: PurePosixPath) -> float | None:
-        """CPUs that this cgroup may use at once, by its quota and its set of CPUs; None if nothing is known."""
+        """The number of CPUs that this cgroup may use at once, by its quota and cpuset. None if nothing is known."""
         cpuset = self.text(CPUSET, place, "cpuset.cpus.effective" if self.is_v2 else "cpuset.effective_cpus")
         return least(self.read_quota(place), count(cpuset))
 
     def read_traffic(self, place: PurePosixPath) -> float | None:
-        """Bytes read from and written to block devices; None without that controller."""
+        """Bytes read from and written to block devices. None without the block I/O controller."""
         if not self.is_v2:
             return field(self._read_blkio(place), "Total")
         text = self.text(BLKIO, place, "io.stat")
         return None if text is None else total(text, ("rbytes=", "wbytes="))
 
     def read_written(self, place: PurePosixPath) -> float | None:
-        """Bytes written to block devices; None without that controller."""
+        """Bytes written to block devices. None without the block I/O controller."""
         if self.is_v2:
             text = self.text(BLKIO, place, "io.stat")
             return None if text is None else total(text, ("wbytes=",))
@@ -63,14 +63,14 @@ class CgroupFiles:
         return sum(number(each[2]) or 0.0 for each in words if len(each) == 3 and each[1] == "Write")
 
     def _read_blkio(self, place: PurePosixPath) -> str | None:
-        """The traffic with that of child cgroups, such as containers or steps. Kernels before 4.9 omit the children."""
+        """Read the traffic to block devices, including child cgroups. Kernels before 4.9 omit the children."""
         name = "blkio.throttle.io_service_bytes"
         text = self.text(BLKIO, place, f"{name}_recursive")
         return self.text(BLKIO, place, name) if text is None else text
 
 
 def read_text(path: Path, *, truncates: bool = False) -> str | None:
-    """The text of a file; None if it cannot be read or is longer than READ_MAX. `truncates`: cut it if it is longer."""
+    """Read a file. None if it cannot be read or is longer than READ_MAX. `truncates`: cut a longer file instead."""
     try:
         with path.open("rb") as file:
             data = file.read(READ_MAX)
@@ -89,7 +89,7 @@ def field(text: str | None, name: str) -> float | None:
 
 
 def total(text: str, prefixes: tuple[str, ...]) -> float:
-    """The sum of the numbers of all words with one of these prefixes."""
+    """The sum of the numbers in all words (`name=number`) with one of these prefixes."""
     numbers = (number(word.partition("=")[2]) for word in text.split() if word.startswith(prefixes))
     return sum(each for each in numbers if each is not None)
 
@@ -101,7 +101,7 @@ def number(text: str | None) -> float | None:
 
 
 def ratio(quota: str, period: str) -> float | None:
-    """CPUs from quota and period, both in microseconds; None without a quota, written as `max` or -1."""
+    """The number of CPUs from quota and period (microseconds). None without a quota, written as `max` or -1."""
     most, each = number(quota), number(period)
     return most / each if most and each else None
 

@@ -1,9 +1,9 @@
-"""The kernel's accounting of a pod or job: processor time, disk traffic, and the number of CPUs it may use.
+"""Reads the kernel's accounting of a pod or job: CPU time, disk traffic, and the number of CPUs that it may use.
 
 The counters of a pod's or job's cgroup include all processes that ran in it, also those that have ended. The kernel
 writes the counters; no process in the cgroup can change them. Both layouts are read: version 2 is one tree; version 1
-is one tree per controller, of which only `cpuacct` is required. Traffic is that of block devices only: neither layout
-counts the traffic of network file systems or sockets.
+is one tree per controller, and only `cpuacct` is required. Traffic is that of block devices only: neither layout counts
+the traffic of network file systems or sockets.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ PIDS_MAX = 512  # processes of one holder
 
 
 class CgroupReading(NamedTuple):
-    """Counters of one cgroup since its creation. `io_bytes`: read and written bytes, None without that controller.
-    `cpus`: how many CPUs it may use at once, None if there is no limit.
+    """Counters of one cgroup since its creation.
+
+    `io_bytes`: bytes read and written, None without the block I/O controller. `cpus`: number of CPUs that the cgroup
+    may use at once, None without a limit.
     """
 
     cpu_s: float
@@ -37,29 +39,29 @@ class CgroupReading(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Processes of a cgroup and of those below it, at most PIDS_MAX. `is_all`: no process is missing."""
+    """Processes of a cgroup and its children, at most PIDS_MAX. `is_all`: no process is missing."""
 
     pids: frozenset[int]
     is_all: bool
 
 
 class Cgroups:
-    """The cgroups below `root`, as a host mounts them at /sys/fs/cgroup."""
+    """The cgroups below `root`, where the host mounts /sys/fs/cgroup."""
 
     def __init__(self, root: Path) -> None:
         self.files = CgroupFiles(root)
 
     def find(self, wanted: Collection[Who]) -> dict[Who, PurePosixPath]:
-        """The cgroups of these pods and jobs, as far as found. If one has several, the outermost cgroup counts."""
+        """Find the cgroups of these pods and jobs. If one has several, the outermost cgroup counts."""
         return self._look(wanted)[0]
 
     def list_pods(self, wanted: Set[str]) -> Set[str] | None:
-        """The UIDs in `wanted` whose pod has a cgroup; None if not every cgroup of the host could be checked."""
+        """The UIDs in `wanted` of pods that have a cgroup. None if not all cgroups of the host could be checked."""
         found, is_all = self._look([("pod", uid) for uid in wanted])
         return {uid for _, uid in found} if is_all else None
 
     def _look(self, wanted: Collection[Who]) -> tuple[dict[Who, PurePosixPath], bool]:
-        """The result of `find`, and whether the search proves that the missing ones have no cgroup on the host."""
+        """The result of `find`, and whether it proves that the others have no cgroup on the host."""
         base = self.files.tree(CPUACCT)
         found: dict[Who, PurePosixPath] = {}
         if base is None:
@@ -79,14 +81,14 @@ class Cgroups:
         return found, walk.is_whole
 
     def list_pids(self, place: PurePosixPath) -> frozenset[int] | None:
-        """All processes of a cgroup and of those below it; None if they cannot be read or are more than PIDS_MAX."""
+        """All processes of a cgroup and its children. None if unreadable or more than PIDS_MAX."""
         found = self.list_members(place)
         return found.pids if found is not None and found.is_all else None
 
     def list_members(self, place: PurePosixPath) -> Members | None:
-        """The processes of a cgroup and its children, at most PIDS_MAX; None if none is visible.
+        """The processes of a cgroup and its children, at most PIDS_MAX. None if no process is visible.
 
-        The kernel writes 0 for a process that the exporter's PID namespace does not show.
+        The kernel writes 0 for a process outside the exporter's PID namespace.
         """
         base = self.files.tree(CPUACCT)
         if base is None:
@@ -112,12 +114,12 @@ class Cgroups:
         return Members(frozenset(found), is_all and walk.is_whole)
 
     def list_inner(self, place: PurePosixPath, most: int) -> list[PurePosixPath]:
-        """The cgroup and its children, at most `most`. The limits of a pod may be set on its containers."""
+        """List a cgroup and its children, at most `most`. The limits of a pod may be set on its containers."""
         base = self.files.tree(CPU)
         return [place] if base is None else [place, *(place / inner for inner in _Walk(base / place, most - 1))]
 
     def read(self, place: PurePosixPath) -> CgroupReading | None:
-        """The present counters; None if the cgroup has ended or its processor time cannot be read."""
+        """Read the present counters. None if the cgroup has ended or its CPU time cannot be read."""
         files = self.files
         usage = field(files.text(CPUACCT, place, "cpu.stat"), "usage_usec") if files.is_v2 else None
         if not files.is_v2:
@@ -128,7 +130,7 @@ class Cgroups:
 
 
 class _Walk:
-    """The folders below `base`, by depth. `is_whole`: no folder was skipped, except folders just removed."""
+    """Yields the folders below `base`, by depth. `is_whole`: no folder was skipped, except folders just removed."""
 
     def __init__(self, base: Path, folders_max: int | None = None) -> None:
         self.is_whole = True

@@ -44,7 +44,7 @@ class _HostCounters(NamedTuple):
 
 
 class _WatchedHolder(NamedTuple):
-    """The last look at one holder, and its readers, which are None if the host's processes are not visible."""
+    """The last look at one holder, and the readers of its processes (None if the host's processes are not visible)."""
 
     look: _HostCounters | None
     processes: HolderProcesses | None
@@ -57,8 +57,9 @@ class EvidenceReader:
     def __init__(
         self, cgroups: Cgroups, clock: Clock, host_cpus: int, procfs: Path | None, *, with_files: bool = False
     ) -> None:
-        """`procfs`: the host's /proc, None if the host's processes are not visible. `with_files`: also look at open
-        files, which needs the right to trace processes.
+        """`procfs`: the host's /proc, None if the host's processes are not visible.
+
+        `with_files`: also read the processes' open files, which needs the right to trace processes.
         """
         self._cgroups, self._clock, self._host_cpus = cgroups, clock, host_cpus
         self._root = procfs
@@ -70,7 +71,7 @@ class EvidenceReader:
     def read(
         self, subjects: Iterable[HostSubject], places: Mapping[Who, PurePosixPath]
     ) -> Iterator[tuple[Who, HostEvidence]]:
-        """Yield each holder's evidence since its last look; nothing at its first look or before the next is due."""
+        """Yield each holder's evidence since its last look. Nothing at its first look, or before the next is due."""
         wanted = list(subjects)
         if not wanted:  # all holders are healthy
             self._watched = {}
@@ -143,7 +144,7 @@ class EvidenceReader:
         )
 
     def _read_mounts(self, pids: Sequence[int]) -> list[list[Mount]] | None:
-        """The mounts that each of these processes sees; None if those of one process cannot be read."""
+        """The mounts that each of these processes sees. None if those of one process cannot be read."""
         if self._procfs is None or not pids:
             return None
         views = [list_mounts(self._procfs, pid) for pid in pids]
@@ -156,7 +157,7 @@ class EvidenceReader:
         return _WatchedHolder(None, HolderProcesses(self._root, self._procfs), files)
 
     def _read_host(self) -> tuple[float, float] | None:
-        """CPU seconds of the whole host since it started: those in use, and all."""
+        """CPU seconds of the whole host since its start: the seconds in use, and all seconds."""
         if self._root is None:
             return None
         psutil.PROCFS_PATH = str(self._root)
@@ -170,7 +171,7 @@ class EvidenceReader:
 
 
 def _choose(subject: HostSubject, members: Members | None) -> list[int]:
-    """Pids of the holder, ranks first. Pids from the driver count only if they are in the cgroup; others may be old."""
+    """The pids of the holder, those on GPUs first. A pid from the driver counts only if it is in the cgroup."""
     if members is None:
         return []
     ranks = [pid for gpu in subject.gpus or () for pid in gpu.pids if pid in members.pids]
@@ -178,10 +179,10 @@ def _choose(subject: HostSubject, members: Members | None) -> list[int]:
 
 
 def _choose_witnesses(subject: HostSubject, pids: Sequence[int]) -> tuple[Sequence[int], bool]:
-    """The processes whose mounts are read, and whether they show all mounts of the holder.
+    """Choose the processes whose mounts are read. Returns them, and whether they show all mounts of the holder.
 
-    A process on the GPU if possible. Otherwise the newest processes, never the oldest: it is the pod's pause process.
-    `pids`: as `_choose` returns them.
+    A process on the GPU if possible, otherwise the newest processes, never the oldest, which is the pod's pause
+    process. `pids`: as `_choose` returns them.
     """
     ranks = {pid for gpu in subject.gpus or () for pid in gpu.pids}
     if ranks.intersection(pids[:1]):

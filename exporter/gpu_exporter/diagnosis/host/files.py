@@ -1,4 +1,4 @@
-"""Counts read calls and open remote files of processes. Needs the right to trace them (CAP_SYS_PTRACE).
+"""Counts the read calls and the open remote files of processes. Needs the right to trace them (CAP_SYS_PTRACE).
 
 The mount number of an open file (fdinfo, mountinfo) identifies its file system. The exporter does not read the path of
 the file and does not open it, because a network file system that hangs must not block the exporter.
@@ -30,19 +30,19 @@ class _ReadCounters(NamedTuple):
 
 
 def _is_log(name: str, flags: str) -> bool:
-    """Whether an open file is a standard stream, or open only for writing. `flags`: octal (proc_pid_fdinfo(5))."""
+    """Whether an open file is a standard stream, or is open only for writing. `flags`: octal (proc_pid_fdinfo(5))."""
     return name in ("0", "1", "2") or (flags[-1:].isdecimal() and int(flags[-1], 8) & os.O_ACCMODE == os.O_WRONLY)
 
 
 class HolderFiles:
-    """Counts the reads of one holder's processes. Keeps each process's counters from the last look."""
+    """Counts the reads of one holder's processes. Remembers each process's counters from one reading to the next."""
 
     def __init__(self, root: Path, procfs: Procfs) -> None:
         self._root, self._procfs = root, procfs
         self._last: dict[int, _ReadCounters] = {}
 
     def look(self, pids: Sequence[int], span_s: float) -> FileEvidence | None:
-        """The reads of these processes since the last look; None at the first look, or without the right to trace."""
+        """The reads of these processes since the last call. None at the first call, or without the right to trace."""
         psutil.PROCFS_PATH = str(self._root)
         before, self._last = self._last, {}
         reads = read_bytes = 0.0

@@ -1,4 +1,4 @@
-"""The threads that read the holders' hosts (work, progress, evidence for causes) and their training reports."""
+"""Runs the threads that read the holders' hosts (work, progress, evidence for causes) and their training reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TICKS = 2  # work and progress are read in every second one
 
 
 class Looks(Protocol):
-    """Reads evidence. Only EvidenceReader implements it; its module loads psutil, which `--once` does not need."""
+    """Reads evidence. A Protocol, because the module of EvidenceReader loads psutil, which `--once` does not need."""
 
     def read(
         self, subjects: Iterable[HostSubject], places: Mapping[Who, PurePosixPath]
@@ -34,7 +34,7 @@ class Looks(Protocol):
 
 
 class HostNode(NamedTuple):
-    """Functions of the node: those that return the holders to read, and those that take the results.
+    """Functions of the node for the threads. Some return the holders to read, the others take the results.
 
     `list_held`: the present allocations, and the number of GPUs. `list_suspects`: holders in a run without progress.
     `hear`: takes the progress of such a holder. `list_subjects`: holders that do not use their GPUs well. `note`: takes
@@ -50,7 +50,7 @@ class HostNode(NamedTuple):
 
 
 class HostLoop:
-    """Runs each part separately, so that a bug in one part does not stop the others."""
+    """Reads hosts and training reports. Each part runs separately, so that a bug in one does not stop the others."""
 
     def __init__(
         self,
@@ -68,8 +68,9 @@ class HostLoop:
         self._reader: threading.Thread | None = None  # the present reader of trainings
 
     def run(self, stop: threading.Event, node: HostNode) -> None:
-        """Read until `stop`. Training reports have their own thread, because a job that delays the reading of its files
-        must not delay the reading of hosts.
+        """Read until `stop`. Training reports are read in a thread of their own.
+
+        A job can delay the reading of its report files, which must not delay the reading of hosts.
         """
         tick = 0
         while not stop.is_set():
@@ -85,7 +86,7 @@ class HostLoop:
             self._reader.join(END_S)
 
     def _keep_training(self, stop: threading.Event, node: HostNode) -> None:
-        """Start the thread that reads trainings. If it is stuck in a job's folder, start a new thread."""
+        """Run the thread that reads training reports. If a job's folder blocks it, start a new thread."""
         training = self._training
         if training is None or not (self._reader is None or training.leave_behind()):
             return

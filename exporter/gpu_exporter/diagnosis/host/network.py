@@ -1,7 +1,7 @@
-"""Bytes over a holder's own network namespace, and the network file systems that it has mounted.
+"""Reads the traffic in a holder's own network namespace, and the network file systems that the holder has mounted.
 
-If the namespace is the host's, or may be, the traffic is unknown, not 0. It is also unknown if the holder has a
-network file system, because the host's kernel moves these data in the host's namespace.
+If the namespace is the host's, or may be, the traffic is unknown, not 0. It is also unknown if the holder has a network
+file system, because the host's kernel moves these data in the host's namespace.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Interfaces = Mapping[str, tuple[int, int]]  # by interface, bytes received and s
 
 
 class NetworkBytes(NamedTuple):
-    """Bytes since the namespace was created, sum of its interfaces."""
+    """Bytes over all interfaces of a network namespace since its creation."""
 
     received: float
     sent: float
 
 
 class Mount(NamedTuple):
-    """One line of /proc/PID/mountinfo (proc_pid_mountinfo(5)). `options`: those of the file system."""
+    """One line of /proc/PID/mountinfo (proc_pid_mountinfo(5)). `options`: the options of the file system."""
 
     number: str
     point: str
@@ -38,7 +38,7 @@ class Mount(NamedTuple):
 
     @property
     def is_remote(self) -> bool:
-        """Whether its data come over the network, or may do so, as those of any FUSE file system."""
+        """Whether the data of this mount come over the network, or may do so (any FUSE file system)."""
         return self.kind in NETWORK_FILES or self.kind.startswith("fuse")
 
     @property
@@ -48,7 +48,7 @@ class Mount(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The displayed type. The text after `fuse.` is omitted, because the user chooses it."""
+        """The file system's type for display, without the text after `fuse.`, because the user chooses this text."""
         return self.kind if self.kind in NETWORK_FILES else "fuse"
 
 
@@ -67,12 +67,11 @@ def list_mounts(procfs: Procfs, pid: int) -> list[Mount] | None:
 
 
 def read_network(procfs: Procfs, pid: int, mounts: Collection[Mount] | None) -> NetworkBytes | None:
-    """Bytes over all interfaces of the network namespace of a process; None if it is the host's, or unreadable.
+    """Bytes over all interfaces of a process's network namespace. None if it is the host's, or unreadable.
 
-    `mounts`: of the holder, None if they cannot be read.
-
-    Only a process with the right to trace can read whether two processes share a namespace. So the counters of `pid`
-    are read between two readings of the host's counters: in the same namespace, their values lie between the two.
+    `mounts`: mounts of the holder, None if they cannot be read. Only a process with the right to trace can read whether
+    two processes share a namespace. So the counters of `pid` are read between two readings of the host's counters: in
+    the same namespace, their values lie between the two.
     """
     first, own, second = (
         _parse_interfaces(procfs.text(each, "net/dev", NETWORK_MAX)) for each in (HOST_PID, pid, HOST_PID)
@@ -92,7 +91,7 @@ def read_network(procfs: Procfs, pid: int, mounts: Collection[Mount] | None) -> 
 
 
 def _parse_interfaces(text: str | None) -> Interfaces | None:
-    """The table of /proc/PID/net/dev (proc_pid_net(5)): bytes received in the first column, sent in the ninth."""
+    """Parse /proc/PID/net/dev (proc_pid_net(5)): bytes received are in the first column, bytes sent in the ninth."""
     if text is None:
         return None
     found: dict[str, tuple[int, int]] = {}

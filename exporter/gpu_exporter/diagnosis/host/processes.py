@@ -1,8 +1,8 @@
-"""Compares the processes of a holder between two looks. psutil reads identity and times, Procfs the threads.
+"""Compares the processes of a holder between two readings of its host (looks).
 
-psutil's name(), cmdline(), exe(), environ(), children() and the text of a Process open the command line or search the
-whole host, so nothing here calls them. psutil's hash of pid and start time identifies a process, so a reused pid counts
-as another process.
+psutil reads identity and times, Procfs the threads. psutil's name(), cmdline(), exe(), environ(), children() and the
+text of a Process open the command line or search the whole host, so nothing here calls them. psutil's hash of pid and
+start time identifies a process, so a reused pid counts as another process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Process(NamedTuple):
 
 
 class HolderProcesses:
-    """The processes of one holder. Keeps the CPU time of each at the last look."""
+    """The processes of one holder. Remembers each process's CPU time from one reading to the next."""
 
     def __init__(self, root: Path, procfs: Procfs) -> None:
         """`root`: the host's /proc, which `procfs` reads."""
@@ -56,7 +56,10 @@ class HolderProcesses:
         self._switches: dict[int, float] = {}
 
     def look(self, members: Members, gpus: Collection[RankedGpu] | None, span_s: float) -> ProcessEvidence:
-        """One look. `gpus`: the holder's, None if their processes are unknown. `span_s`: time since the last look."""
+        """Read the processes once. `gpus`: the holder's GPUs, None if their processes are unknown.
+
+        `span_s`: seconds since the last reading.
+        """
         if gpus is not None:  # the driver also lists processes of others, on a shared GPU
             gpus = [gpu._replace(pids=tuple(pid for pid in gpu.pids if pid in members.pids)) for gpu in gpus]
         ranks = None if gpus is None else frozenset(pid for gpu in gpus for pid in gpu.pids)
@@ -97,7 +100,10 @@ class HolderProcesses:
         others: Sequence[_Process],
         stats: Mapping[int, Stat],
     ) -> ProcessEvidence:
-        """Add the loaders: processes with a loader's name, or without any, all that use CPU but not the GPU."""
+        """Add the loaders to the evidence: processes with a loader's name.
+
+        Without such a process, all processes that use CPU but not the GPU count as loaders.
+        """
         loaders = [each for each in others if (stat := stats.get(each.key)) is not None and stat.name in LOADER_NAMES]
         named = len(loaders)
         loaders = loaders or [each for each in others if (each.cores or 0.0) >= LOADER_CORES]
@@ -116,7 +122,7 @@ class HolderProcesses:
         )
 
     def _count_allowed(self, processes: Collection[_Process]) -> int | None:
-        """The number of CPUs on which any of these may run; None if one cannot be read, or if there are too many."""
+        """The number of CPUs on which any of these processes may run. None if this is unknown."""
         if len(processes) > DETAILS_MAX + BOUND_OF + OLDEST:
             return None
         try:
@@ -126,7 +132,7 @@ class HolderProcesses:
         return len(frozenset().union(*found)) or None
 
     def _find_far(self, gpu: RankedGpu) -> str:
-        """The CPUs of the first rank on this GPU if no rank may run on a CPU near the GPU; "" otherwise."""
+        """The CPUs of the first process on this GPU, if no such process may run on a CPU near the GPU; otherwise ""."""
         texts = [self._allowed(pid) for pid in gpu.pids[:DETAILS_MAX]]
         if not (texts and gpu.cpus):
             return ""
@@ -145,7 +151,7 @@ class HolderProcesses:
         return ""
 
     def _count_threads(self, evidence: ProcessEvidence, found: list[_Process]) -> ProcessEvidence:
-        """Add the runnable threads: those of the two busiest processes, and one of each other process that runs."""
+        """Add the runnable threads: all of the two busiest processes, and one for each other running process."""
         runnable = sum(each.status == psutil.STATUS_RUNNING for each in found[BUSIEST:])
         left, is_all = THREADS_MAX, True
         for each in found[:BUSIEST]:
@@ -158,7 +164,7 @@ class HolderProcesses:
         return evidence._replace(runnable=runnable, is_all_threads=is_all)
 
     def _count_switches(self, busiest: Iterable[_Process], span_s: float) -> float | None:
-        """Involuntary context switches per second of these processes; None at their first look."""
+        """Involuntary context switches per second of these processes. None at their first reading."""
         before, self._switches = self._switches, {}
         total: float | None = None
         for each in busiest:

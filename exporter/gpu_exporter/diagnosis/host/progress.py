@@ -1,8 +1,8 @@
-"""Compares the activity of holders on their hosts between two looks: witnesses of progress for stalls/watch.py.
+"""Compares a holder's activity on its host between two readings, to find progress while its GPU may hang (a stall).
 
-Only holders with a GPU in a run without progress are read. The processes of a job that hangs in a collective spin, so
-the CPU time of the holder's cgroup is compared with that of the processes that have a context on such a GPU. The
-difference is the CPU time of all other processes: loaders, even if they have ended, and ranks whose GPU is at rest.
+Only holders with a GPU in a run without progress are read. The processes of a job that hangs in a collective busy-wait,
+so the CPU time of the holder's cgroup is compared with that of the processes that have a context on such a GPU. The
+difference is the CPU time of all other processes: loaders, even if they have ended, and ranks with a GPU at rest.
 
 Traffic is that of the holder's own network namespace. If the namespace is the host's, or may be, the traffic is
 unknown, not 0.
@@ -23,8 +23,10 @@ from gpu_exporter.diagnosis.host.network import list_mounts, read_network
 
 
 class Suspect(NamedTuple):
-    """A holder to be read. `pids`: its processes on GPUs that spin, None if unknown. `gpus`: the number of these GPUs.
-    `others`: its processes on its other GPUs, None if unknown.
+    """A holder whose host is to be read, because its GPU may hang.
+
+    `pids`: its processes on GPUs that spin (100 % busy without progress), None if unknown. `gpus`: the number of these
+    GPUs. `others`: its processes on its other GPUs, None if unknown.
     """
 
     who: Who
@@ -37,7 +39,9 @@ class Suspect(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """One look. `spinning`: CPU seconds of the processes that spin, by pid and start; None if one could not be read.
+    """One reading of a holder's host.
+
+    `spinning`: CPU seconds of the processes on spinning GPUs, by pid and start; None if one could not be read.
     `processes`: all pids of the cgroup. `bytes`: traffic of the network namespace, None if unknown. `ranks`: by pid and
     start of each process on a GPU, whether a signal has stopped it while its GPU does not spin; None if unknown.
     """
@@ -61,7 +65,7 @@ class ProgressReader:
     def read(
         self, suspects: Iterable[Suspect], places: Mapping[Who, PurePosixPath]
     ) -> Iterator[tuple[Who, HostProgress]]:
-        """Yield each suspect's activity since its last look; nothing at its first look. `places`: holders' cgroups."""
+        """Yield each suspect's activity since its last reading, nothing at its first. `places`: holders' cgroups."""
         before, self._looks = self._looks, {}
         for suspect in suspects:
             place = places.get(suspect.who)

@@ -1,4 +1,4 @@
-"""The holders whose hosts are read, with the processes that the driver lists on their GPUs."""
+"""Defines the holders whose hosts are read, with the processes that the driver lists on their GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpu_exporter.common.model.holders import Who
 
 
 class RankedGpu(NamedTuple):
-    """A GPU of a holder: the CPUs near it, empty if unknown, and the pids with a context on it."""
+    """A GPU of a holder: the CPUs near it (empty if unknown), and the pids that have a context on it."""
 
     uuid: str
     cpus: frozenset[int]
@@ -19,7 +19,7 @@ class RankedGpu(NamedTuple):
 
 
 class HostSubject(NamedTuple):
-    """A holder to look at. `gpus`: its GPUs with their processes, None if the processes are unknown."""
+    """A holder whose host is read. `gpus`: its GPUs with their processes, None if the processes are unknown."""
 
     who: Who
     gpus: tuple[RankedGpu, ...] | None

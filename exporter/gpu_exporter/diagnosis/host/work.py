@@ -1,4 +1,4 @@
-"""Each holder's work on the host: the share of its CPUs in use, and its disk traffic.
+"""Measures each holder's work on the host: the share of its CPUs in use, and its disk traffic.
 
 During a download or preprocessing, the GPU is idle but its holder works. This work can only delay a verdict on the
 holder; it never causes one. The mean of the last ten minutes is published, so that a Prometheus that scrapes once a
@@ -31,7 +31,7 @@ class _WorkSample(NamedTuple):
 
 
 class HostWorks:
-    """Reads the holders' cgroups. Any thread may read `works`, which is replaced as a whole. `places`: the cgroups."""
+    """Measures the holders' work by cgroups (`places`). Any thread may read `works`, which is replaced as a whole."""
 
     def __init__(self, cgroups: Cgroups, clock: Clock, host_cpus: int) -> None:
         """`host_cpus`: the number of CPUs of the whole host."""
@@ -65,7 +65,7 @@ class HostWorks:
         self.works = works
 
     def _search(self, missing: Set[Who]) -> None:
-        """Search the cgroups of `missing`, at most once a minute, and less often if a search finds no cgroup."""
+        """Search for the cgroups of `missing`, at most once a minute, and less often after a search without result."""
         now = self._clock.monotonic()
         if missing - self._missing:  # a new holder
             self._pause_s = SEARCH_S
@@ -77,7 +77,7 @@ class HostWorks:
         self.places |= found
 
     def _add(self, who: Who, reading: CgroupReading, part: float) -> HostWork | None:
-        """The holder's work, None until enough time has passed. `part`: its share of the node's GPUs, 0 to 1."""
+        """The holder's work. None until enough time has passed. `part`: its share of the node's GPUs, 0 to 1."""
         now = self._clock.monotonic()
         samples = self._samples.setdefault(who, deque())
         if samples and reading.cpu_s < samples[-1].reading.cpu_s:  # another cgroup with the same name

@@ -36,9 +36,11 @@ class HeldBoard(NamedTuple):
 
 
 class _Board:
-    """One GPU. `key`: the watched holder. `process_at`: the last time when the holder had a process on it, or may have
-    had one. `is_left`: it is proven to have no process now. `worked_at`: when the GPU last worked. `fault`, `fault_at`:
-    its last fault, and when it was reported. Times are in monotonic seconds.
+    """One GPU. Times are in monotonic seconds.
+
+    `key`: the watched holder. `process_at`: the last time when the holder had a process on the GPU, or may have had
+    one. `is_left`: the holder provably has no process there now. `worked_at`: when the GPU last worked. `fault`,
+    `fault_at`: the GPU's last fault, and when it was reported.
     """
 
     def __init__(self, floor: BoardFloor) -> None:
@@ -65,12 +67,12 @@ class Boards:
         self._stopped: dict[HolderKey, tuple[float, int]] = {}  # when processes were last seen stopped, and how many
 
     def restore(self, floors: Mapping[UnitId, float]) -> None:
-        """Set the boards' power at rest (watts) that the exporter saved before its restart."""
+        """Take over the boards' power at rest (watts) that the exporter saved before its restart."""
         for unit, watts in floors.items():
             self._boards[unit] = _Board(BoardFloor(watts))
 
     def floors(self) -> dict[UnitId, float]:
-        """The power at rest of each board for which it is known, in watts."""
+        """The power at rest of each board, in watts, where it is known."""
         return {unit: board.floor.seen_w for unit, board in self._boards.items() if board.floor.seen_w is not None}
 
     def drop(self, proven: Collection[tuple[UnitId, HolderKey]]) -> None:
@@ -92,14 +94,14 @@ class Boards:
         self._stopped = {key: stopped for key, stopped in self._stopped.items() if key in keys}
 
     def note_fault(self, unit: UnitId, fault: str, at: float) -> None:
-        """Note a fault of a GPU: an XID, or that the GPU does not answer. `at`: monotonic seconds."""
+        """Note a fault of a GPU: an XID, or no answer. `at`: monotonic seconds."""
         if (board := self._boards.get(unit)) is not None and board.fault_at < at:
             board.fault, board.fault_at = fault, at
 
     def read(self, snapshot: DeviceSnapshot, *, without_process: bool) -> tuple[HolderKey, SpinWatch] | None:
-        """Take one reading of a GPU. Returns the watched holder and its watch, or None if no holder is watched.
+        """Take one reading of a GPU. Returns the watched holder and its watch, None if no holder is watched.
 
-        `without_process`: it is proven that no process has a context on the GPU.
+        `without_process`: the GPU provably has no process with a context.
         """
         unit, effort = UnitId(snapshot.identity.uuid), snapshot.effort
         if effort is None:
@@ -130,7 +132,7 @@ class Boards:
         return (board.key, watch) if board.key is not None else None
 
     def _follow(self, unit: UnitId, board: _Board, watch: SpinWatch, effort: Effort) -> None:
-        """Update the holder's waits from a reading, and give the watch the state of the holder's other GPUs."""
+        """Update the holder's waits from a reading, and pass the state of its other GPUs to the watch."""
         if board.key is None or (waits := self._waits.get(board.key)) is None:
             return
         if watch.known_s >= SUSPECT_S and watch.begin is not None:
@@ -150,9 +152,9 @@ class Boards:
             watch.around = Around(proof, alone, waits.expected_s(), waits.waited)
 
     def _find_proof(self, key: HolderKey, board: _Board, others: Sequence[_Board], begin: float, now: float) -> str:
-        """Why a member of the gang cannot continue, "" if nothing proves it.
+        """Why a member of the gang (the processes that work together) cannot continue, "" if nothing proves it.
 
-        A process must have ended or stopped when the run began, and a fault must not be older than the run: otherwise,
+        A process must have ended or stopped when the run began, and a fault must not be older than the run. Otherwise
         they may have another reason.
         """
         for each in (board, *others):
@@ -168,7 +170,7 @@ class Boards:
         return ""
 
     def _make_watch(self, board: _Board, snapshot: DeviceSnapshot, at: float) -> SpinWatch:
-        """A watch of the present holder. Without a holder, the watch only learns the power at rest."""
+        """Make a watch for the present holder. Without a holder, it only learns the power at rest."""
         work, held = WorkHistory(), board.held if board.key is not None else None
         limit_w = snapshot.effort.default_limit_w if snapshot.effort is not None else None
         watch = SpinWatch(self._rules, snapshot.identity.name, board.floor, work)
@@ -182,7 +184,7 @@ class Boards:
         return watch
 
     def hear(self, unit: UnitId, key: HolderKey, host: HostProgress) -> SpinWatch | None:
-        """Take a holder's activity on its host. Returns its watch, None if it is not watched."""
+        """Take a holder's activity on its host. Returns the holder's watch, None if the holder is not watched."""
         board = self._boards.get(unit)
         if board is None or board.key != key or board.watch is None:
             return None
@@ -199,7 +201,7 @@ class Boards:
         return waits.waited if (waits := self._waits.get(key)) is not None else Waited()
 
     def suspects(self) -> set[tuple[UnitId, HolderKey]]:
-        """The holders whose host should be read: those in a run, or in a wait that may have just ended."""
+        """The holders whose host must be read: in a run without progress, or in a wait that may have just ended."""
         waiting = {key for key, waits in self._waits.items() if waits.is_open}
         return {
             (unit, board.key)
@@ -214,7 +216,7 @@ class Boards:
         return board.watch if board is not None and board.key == key else None
 
     def means(self, unit: UnitId, key: HolderKey) -> HourOfWork | None:
-        """The last hour of a holder, None while too little of it is known."""
+        """The means of a holder's last hour. None while too little of the hour is known."""
         board = self._boards.get(unit)
         return board.hour.means() if board is not None and board.key == key and board.hour is not None else None
 

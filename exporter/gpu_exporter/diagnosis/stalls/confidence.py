@@ -1,4 +1,4 @@
-"""The confidence that a run without progress is a stall, and the evidence against it. Pure."""
+"""Judges the confidence that a run without progress is a stall, and lists the evidence against it. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SILENT_SM = 0.001  # below this no SM works, which contradicts a GPU that is 100
 
 
 def is_collective(sm: float, rules: StallRules, *, polls: bool) -> bool:
-    """Whether the share of SMs with work fits a collective: more than one block uses, and less than larger kernels."""
+    """Whether the share of SMs with work fits a collective: more than one thread block, less than larger kernels."""
     return (rules.sm_min_polling if polls else rules.sm_min) <= sm <= rules.sm_max
 
 
@@ -31,7 +31,7 @@ def judge_confidence(
 
     `sm`: share of the SMs with work, None without SM data. `unknown`: witnesses of progress that are not known.
     `has_stopped`: the training loop made steps until the run began, and none since; this raises the confidence by one
-    step. `polls`: the SMs with work read flags in the host's memory. `around`: the holder's other GPUs; a proof raises
+    step. `polls`: the GPU's kernel reads flags in the host's memory. `around`: the holder's other GPUs; a proof raises
     the confidence by one step. Without a proof it is at most medium, because the GPU may wait for something else.
     """
     doubts: list[str] = []

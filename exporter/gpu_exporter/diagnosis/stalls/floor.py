@@ -1,8 +1,8 @@
 """Learns the power of one board at rest, only from time with utilization 0.
 
-The idleness witness `power` learns from all time, because there a floor that is too high is the safe error. Here it is
-the dangerous error: if the exporter started during a job at 250 W, it would take 250 W as the power at rest, and later
-report a healthy job at 250 W as a stall.
+The witness of idleness `power` learns from all time, because for that witness a value that is too high is a safe error.
+Here such a value is dangerous: if the exporter started during a job at 250 W, it would take 250 W as the power at rest,
+and later report a healthy job at 250 W as a stall.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ READINGS = 3  # the median of three, so that a single wrong reading does not bec
 
 
 class BoardFloor:
-    """`seen_w`: the lowest median of three steps with utilization 0 so far (watts), None before three such steps."""
+    """The learned power at rest. `seen_w`: the lowest median (watts) of three steps with utilization 0, or None."""
 
     def __init__(self, seen_w: float | None = None) -> None:
         self.seen_w = seen_w

@@ -1,4 +1,4 @@
-"""Means of the last hour of one holder: utilization, SM activity and use of the memory bandwidth."""
+"""Means of one holder's last hour: utilization, SM activity and use of the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Minute:
 
 
 class WorkHour:
-    """Keeps one entry a minute. Only GPUs with GPM have SM activity."""
+    """Keeps one entry per minute of the last hour. Only GPUs with GPM have SM activity."""
 
     def __init__(self, over_s: float) -> None:
         self._over_s = over_s

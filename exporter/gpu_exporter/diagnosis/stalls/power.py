@@ -1,4 +1,4 @@
-"""The mean power of one board in steps of STEP_S, with the lowest and highest utilization of each step."""
+"""Computes the mean power of one board in steps of STEP_S, with the lowest and highest utilization of each step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_exporter.diagnosis.stalls.rules import STEP_S
 
 
 class PowerStep(NamedTuple):
-    """The mean power over (start, end]. `ratios`: lowest and highest known utilization, None if unknown."""
+    """The mean power (watts) over (start, end]. `ratios`: lowest and highest known utilization, None if unknown."""
 
     start: float
     end: float
@@ -20,7 +20,7 @@ class PowerStep(NamedTuple):
 
 
 class PowerSteps:
-    """Adds up readings of a few seconds until a step is complete. A reading without power begins a new step."""
+    """Combines readings of a few seconds into steps. A reading without power begins a new step."""
 
     def __init__(self) -> None:
         self._start = self._joules = self._end = 0.0
@@ -45,7 +45,7 @@ class PowerSteps:
 
 
 class Spread:
-    """The distance from the 5th to the 95th percentile of the values of the last `over_s` seconds."""
+    """The spread of the values of the last `over_s` seconds: from the 5th to the 95th percentile."""
 
     def __init__(self, over_s: float) -> None:
         self._over_s = over_s
@@ -63,7 +63,7 @@ class Spread:
         return sum(length_s for _, _, length_s in self._values)
 
     def width(self) -> float:
-        """The distance, 0 without values. With fewer than 20 values, from the lowest to the highest."""
+        """The spread, 0 without values. With fewer than 20 values, the lowest and highest value are used."""
         ordered = sorted(value for _, value, _ in self._values)
         if not ordered:
             return 0.0

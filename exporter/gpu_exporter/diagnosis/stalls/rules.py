@@ -1,4 +1,4 @@
-"""Thresholds for the detection of stalls, and published values of the power of boards at rest."""
+"""Thresholds for the detection of stalls, and the published power of boards at rest."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ NO_NVLINK = re.compile(r"\b(T4|L4|L40S?|A2|A10|A16|P4|P40)\b")
 
 
 def resting_power(name: str) -> float | None:
-    """Published power at rest of a product (NVML name), in watts; None if no source is known."""
+    """The published power at rest of a product (NVML name), in watts. None if no publication is known."""
     return next((watts for pattern, watts in RESTING_W if pattern.search(name)), None)
 
 
 class StallRules(NamedTuple):
-    """Thresholds for the detection of stalls. The first ones are settings of a site (`stalls` in defaults.yaml); the
-    others are results of recordings and publications.
+    """Thresholds for the detection of stalls.
+
+    The first ones are settings of a site (`stalls` in defaults.yaml); the others come from recordings and publications.
     """
 
     after: float = Settings().stalls.after

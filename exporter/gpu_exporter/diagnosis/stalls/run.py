@@ -1,4 +1,4 @@
-"""One run without progress, the witnesses that may end it, and its data to be saved."""
+"""Data of one run without progress (a GPU is fully busy, no witness shows progress), and the part that is saved."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ PROGRESS = (MEMORY, PCIE, NVLINK, *OF_HOST)
 
 @dataclass(slots=True)
 class SpinRun:
-    """`begin`: start of the run (monotonic seconds). `known_s`: known time of the run. `since`: by witness, when the
-    time began for which it is known without a gap. `limit_w`: the power limit in force. `unread`: witnesses that were
-    known before a restart of the exporter, and have not been read since.
+    """One run without progress.
+
+    `begin`: its start (monotonic seconds). `known_s`: known time of the run. `since`: for each witness, the time since
+    which it is known without a gap. `limit_w`: the present power limit. `unread`: witnesses that were known before a
+    restart of the exporter, and have not been read since.
     """
 
     begin: float
@@ -34,7 +36,7 @@ class SpinRun:
 
 
 class SpinMemory(NamedTuple):
-    """The data of a run that survive a restart; they are saved in the holder's account. Times as in SpinRun."""
+    """The data of a run that are saved for a restart, in the holder's account. Times as in SpinRun."""
 
     begin: float
     until: float

@@ -1,4 +1,4 @@
-"""Learns how long a holder's GPUs wait before they continue: ranks wait in a collective for rollouts or a barrier.
+"""Learns how long a holder's GPUs wait before they continue. Ranks wait in a collective, e.g. for a barrier.
 
 Such a wait looks like a hang until it ends. It counts only if it ended by itself: the same processes still run, and
 every GPU of the holder on this node then works for one minute in total. A wait does not count if it ended by a restart,
@@ -22,7 +22,7 @@ LIVES_RATIO = 0.9  # share of a GPU's memory that remains in use if no process e
 
 
 class Waited(NamedTuple):
-    """The last waits of a holder that ended by themselves: their number (at most KEPT), and the longest in seconds."""
+    """A holder's last waits that ended by themselves: their number (at most KEPT), and the longest (seconds)."""
 
     number: int = 0
     longest_s: float = 0.0
@@ -32,10 +32,11 @@ NOT_YET = Waited()
 
 
 class Around(NamedTuple):
-    """Evidence from outside of one GPU that spins. `proof`: why a member of its gang cannot continue, "" without proof.
+    """Evidence beside the GPU itself for a run without progress.
 
-    `alone`: why it cannot wait for another GPU, "" if it may. `expected_s`: length of a run that clearly exceeds the
-    holder's waits, None while too few waits are known. `waited`: these waits.
+    `proof`: why a member of the gang cannot continue, "" without proof. `alone`: why the GPU cannot wait for another
+    GPU, "" if it may. `expected_s`: length of a run that clearly exceeds the holder's waits, None while too few waits
+    are known. `waited`: these waits.
     """
 
     proof: str = ""
@@ -65,7 +66,7 @@ class HolderWaits:
 
     @property
     def is_open(self) -> bool:
-        """Whether GPUs wait, or have waited and are not yet known to continue."""
+        """Whether GPUs wait, or have waited and may not have continued yet."""
         return bool(self._since or self._lengths_s)
 
     @property
@@ -73,14 +74,14 @@ class HolderWaits:
         return Waited(len(self._lengths), max(self._lengths, default=0.0))
 
     def expected_s(self) -> float | None:
-        """Length in seconds of a run that clearly exceeds this holder's waits, None while too few waits are known."""
+        """The seconds after which a run clearly exceeds this holder's waits. None while too few waits are known."""
         rules = self._rules
         if len(self._lengths) < rules.waits_min:
             return None
         return max(rules.after, min(rules.wait_max, rules.wait_factor * max(self._lengths)))
 
     def spin(self, unit: UnitId, begin: float, memory: float | None) -> None:
-        """A GPU is in a run without progress since `begin`. `memory`: bytes in use."""
+        """Note that a GPU is in a run without progress since `begin`. `memory`: bytes in use."""
         if not self.is_open:
             self._is_known, self._is_broken, self._is_freed = True, False, False
         if unit not in self._since:
@@ -108,7 +109,7 @@ class HolderWaits:
             self._is_freed = True
 
     def hear(self, host: HostProgress, members: set[UnitId]) -> None:
-        """Take one reading of the holder's host. `members`: its GPUs here that have a process, or may have one."""
+        """Take one reading of the holder's host. `members`: the holder's GPUs here that may have a process."""
         if not self.is_open or host.steps is not None:
             return
         if host.ended is None:

@@ -1,4 +1,4 @@
-"""Detects whether a holder's GPU spins: it is fully busy at low, flat power, and no witness shows progress.
+"""Detects that a holder's GPU spins: it is fully busy at low, flat power, and no witness shows progress.
 
 A run of such seconds becomes a stall after `stalls.after`. Any witness of progress ends the run. A witness that was
 never known lowers the confidence by one step. A witness that was known and then is missing for `gap_max` ends the run,
@@ -80,12 +80,12 @@ class SpinWatch:
 
     @property
     def begin(self) -> float | None:
-        """Start of the present run (monotonic seconds), None without a run."""
+        """The start of the present run (monotonic seconds). None without a run."""
         return self._run.begin if self._run is not None else None
 
     @property
     def polls(self) -> bool:
-        """Whether the SMs with work read flags in the host's memory, as a collective over a network does."""
+        """Whether the GPU's kernel reads flags in the host's memory, as a collective over a network does."""
         return self._polls
 
     @property
@@ -118,7 +118,7 @@ class SpinWatch:
         return run is not None and (run.known_s < self._rules.after or self.is_stall)
 
     def remember(self) -> SpinMemory | None:
-        """The data from which a restarted exporter continues the run, None without a run."""
+        """The data with which a restarted exporter continues the run. None without a run."""
         run = self._run
         if run is None:
             return None
@@ -126,7 +126,7 @@ class SpinWatch:
         return SpinMemory(run.begin, run.until, run.known_s, all_known, self.is_stall, run.memory_bytes, self._sm)
 
     def resume(self, memory: SpinMemory, at: float) -> bool:
-        """Continue the run that the agent saved before its restart. Returns false if more than `gap_max` has passed."""
+        """Continue a run that was saved before a restart. Returns False if more than `gap_max` has passed."""
         if at - memory.until > self._rules.gap_max:
             return False
         self._run = self._new_run(memory.begin)
@@ -143,7 +143,10 @@ class SpinWatch:
         return True
 
     def read(self, effort: Effort, spans: Sequence[Span], contradiction: str) -> None:
-        """Take one reading. `spans`: the known utilization since the last one."""
+        """Take one reading of the GPU. `spans`: the known utilization since the last reading.
+
+        `contradiction`: why this reading cannot show a stall, "" if it can.
+        """
         step = self._steps.add(effort, spans)
         if effort.default_limit_w is not None:
             self._default_w = effort.default_limit_w
@@ -210,11 +213,11 @@ class SpinWatch:
             self._end(host.end, seen)
 
     def _spinning_cores(self, gpus: int) -> float:
-        """CPUs that processes may use without progress while this number of GPUs waits."""
+        """The number of CPUs that a holder may use without progress while this number of its GPUs waits."""
         return self._rules.cores_each * gpus + self._rules.cores_beside
 
     def _note_steps(self, host: HostProgress) -> None:
-        """Note since when the training loop makes no steps. This is evidence if it made none in the whole run."""
+        """Note since when the training loop has made no step. This is evidence if it made none in the whole run."""
         if host.steps:
             self._has_stepped, self._silent_since = True, None
         elif host.steps == 0 and self._has_stepped and self._silent_since is None:
@@ -223,7 +226,7 @@ class SpinWatch:
             self._steps_read = host.end
 
     def _has_stopped(self, run: SpinRun) -> bool:
-        """Whether the training loop made steps until this run began, and is known to have made none since."""
+        """Whether the training loop made steps until this run began, and has provably made none since."""
         since = self._silent_since
         is_read = run.until - self._steps_read <= GRACE_S
         return since is not None and abs(since - run.begin) <= GRACE_S and is_read
@@ -275,7 +278,7 @@ class SpinWatch:
         )
 
     def _published_confidence(self, confidence: str) -> str:
-        """The confidence to publish: "none" before the run is long enough, "low" while evidence is still missing."""
+        """The confidence to publish: "none" while the run is too short, "low" while it is not certain enough."""
         if self._run is None or self.known_s < self._needed_s(self._run):
             return "none"
         return confidence if self.is_stall else "low"
@@ -304,13 +307,16 @@ class SpinWatch:
         return UNKNOWN_FLOOR if self._floor_w() is None else ""
 
     def _floor_w(self) -> float | None:
-        """Watts at rest: the lowest seen, at most BOARDS_DIFFER times the published value. A context may double it."""
+        """The power at rest in watts: the lowest seen, at most BOARDS_DIFFER times the published value.
+
+        A process with a context on the GPU may double the power at rest.
+        """
         if self._table_w is None or self._floor.seen_w is None:
             return self._table_w if self._floor.seen_w is None else self._floor.seen_w
         return min(self._floor.seen_w, BOARDS_DIFFER * self._table_w)
 
     def _share(self, ratio: float) -> float:
-        """Power at rest plus this share of the distance to the default limit, in watts. Both must be known."""
+        """The watts at this share of the range from the power at rest to the default limit. Both must be known."""
         floor_w, limit_w = self._floor_w(), self._default_w
         assert floor_w is not None and limit_w is not None
         return floor_w + ratio * (limit_w - floor_w)
@@ -329,8 +335,9 @@ class SpinWatch:
         return self.work.total_s >= self._rules.work_min
 
     def _highest_power(self) -> float:
-        """The highest power of a spin, in watts. It is lower unless the SM activity looks like a collective, because a
-        small kernel that never ends looks the same.
+        """The highest power at which the GPU may still spin, in watts.
+
+        It is lower if the SM activity does not look like a collective: a small kernel that never ends looks the same.
         """
         if self._sm is not None and is_collective(self._sm, self._rules, polls=self._polls):
             return self._share(self._rules.low_ratio)
@@ -365,7 +372,7 @@ class SpinWatch:
         return ""
 
     def _find_change(self, effort: Effort) -> str:
-        """The change during the run that this reading shows, "" without a change."""
+        """Name the change since the run began that this reading shows, "" without a change."""
         rules, run = self._rules, self._run
         if run is None:
             return ""
@@ -384,7 +391,7 @@ class SpinWatch:
         return ""
 
     def _take(self, span: Span) -> None:
-        """Take the utilization of one span: begin, continue or end a run."""
+        """Take the utilization of one span. It begins, continues or ends a run."""
         rules, run = self._rules, self._run
         if span.end <= span.start or span.end <= self._not_before:
             return
@@ -418,7 +425,7 @@ class SpinWatch:
                 self._end(span.end, f"mean utilization {mean:.1%} over a minute")
 
     def _judge_power(self, run: SpinRun, step: PowerStep) -> str:
-        """Why the power of this step rules out a spin, "" if it does not."""
+        """Why the power of this step proves that the GPU does not spin, "" if it does not prove it."""
         if step.start < run.begin:
             return ""  # a part of the step is before the run
         assert self._default_w is not None
@@ -439,7 +446,7 @@ class SpinWatch:
             self._last[name] = end
 
     def _find_missing(self, run: SpinRun, at: float) -> str:
-        """Describes a witness that was known before but is missing now; "" if all are known.
+        """Name a witness that was known before but is missing now, "" if none is missing.
 
         The host is read only during a run, every 30 s, so its witnesses may be older.
         """
@@ -453,13 +460,13 @@ class SpinWatch:
         return PROGRESS if self._has_nvlink else tuple(name for name in PROGRESS if name != NVLINK)
 
     def _unknown_witnesses(self, run: SpinRun) -> tuple[str, ...]:
-        """The witnesses of progress that are not known since the first minutes of the run."""
+        """The witnesses of progress that are not known from the first minutes of the run on."""
         latest = run.begin + GRACE_S
         return tuple(name for name in self._required() if run.since.get(name, math.inf) > latest)
 
 
 def _lowest_power(effort: Effort) -> float:
-    """The lower of a reading's two power values, in watts; 0 if none is known.
+    """The lower of a reading's two power values, in watts; 0 if both are unknown.
 
     Some energy counters are updated once a second, so the power of one short reading may be twice the real one, or 0.
     """

@@ -1,4 +1,4 @@
-"""A histogram of the power that a holder draws when it works. Its size does not grow with time."""
+"""A histogram of the power that a holder's GPU draws at work. Its size does not grow with time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class WorkHistory:
         self.total_s += seconds
 
     def median_w(self) -> float | None:
-        """The lower edge of the bin with the median, in watts: the lower, the fewer stalls. None before any work."""
+        """The median power at work in watts, rounded down to the edge of its bin. None before any work.
+
+        A lower value leads to fewer stalls.
+        """
         if self.total_s <= 0.0:
             return None
         passed_s = 0.0

@@ -1,1 +1,1 @@
-"""Reports of training loops: how a job describes its own steps."""
+"""Reads the reports that training loops write about their own steps."""

@@ -1,4 +1,4 @@
-"""Reads the reports of training loops. They are not trusted: a job may write anything there, even links and pipes.
+"""Reads the reports of training loops. The files are not trusted: a job may write anything, even links and pipes.
 
 A pod writes into its own emptyDir, below the kubelet's folder for the pod's UID. A Slurm job writes into its own
 folder, which the prolog creates with the job's id as its name. So a file's folder identifies the owner, never the
@@ -50,8 +50,10 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class TrainingPlaces(NamedTuple):
-    """`pods`: the kubelet's folder of pods. `jobs`: the parent of the folders that the prolog creates for jobs.
-    `mounts`: the mount table.
+    """Where the reports are.
+
+    `pods`: the kubelet's folder of pods. `jobs`: the parent of the folders that the prolog creates for jobs. `mounts`:
+    the mount table.
     """
 
     pods: Path
@@ -60,7 +62,7 @@ class TrainingPlaces(NamedTuple):
 
 
 class TrainingFiles(NamedTuple):
-    """The reports of one holder at `monotonic`. `problem`: why a file was refused, "" if none was."""
+    """The reports of one holder at `monotonic` (seconds). `problem`: why a file was refused, "" if all are valid."""
 
     monotonic: float
     reports: tuple[RankReport, ...]
@@ -68,15 +70,17 @@ class TrainingFiles(NamedTuple):
 
 
 class _FolderRead:
-    """A holder's folder that is being read. `since`: start (monotonic). `is_said`: a warning has been logged."""
+    """A holder's folder that is being read. `since`: start (monotonic seconds). `is_said`: a warning was logged."""
 
     def __init__(self, who: Who, since: float) -> None:
         self.who, self.since, self.is_said = who, since, False
 
 
 class TrainingReader:
-    """Reads every holder's files, at intervals of at least INTERVAL_S. All holders together cost at most CPU_SHARE of a
-    CPU, divided equally: a holder whose files cost more is read less often, and the others as often as before.
+    """Reads every holder's files, at intervals of at least INTERVAL_S.
+
+    All holders together cost at most CPU_SHARE of a CPU, divided equally. A holder whose files cost more is read less
+    often, and the others are read as often as before.
     """
 
     def __init__(self, places: TrainingPlaces, clock: Clock) -> None:
@@ -90,8 +94,9 @@ class TrainingReader:
         self._left: list[_FolderRead] = []  # by readers that were left behind
 
     def read(self, holders: Iterable[Who]) -> Iterator[tuple[Who, TrainingFiles]]:
-        """Yield the reports of each holder that has any; nothing before the next reading is due. Stops if this reader
-        has been left behind. Raises OSError if the mount table cannot be read.
+        """Yield the reports of each holder that has any; nothing before the next reading is due.
+
+        Ends if this reader has been left behind. Raises OSError if the mount table cannot be read.
         """
         now = self._clock.monotonic()
         if now < self._due:
@@ -128,8 +133,9 @@ class TrainingReader:
             return False
 
     def leave_behind(self) -> bool:
-        """Leave the present reader behind if its folder has not answered for STUCK_S. Returns whether it was left: then
-        the caller starts another reader, which skips this folder until it answers.
+        """Leave the present reader behind if its folder has not answered for STUCK_S. Returns whether it was left.
+
+        The caller then starts another reader, which skips this folder until the folder answers.
         """
         with self._lock:
             reading = self._reading
@@ -150,7 +156,7 @@ class TrainingReader:
             return is_left
 
     def _say(self, who: Who, problem: str) -> None:
-        """Log each reason of a holder once: several files may be refused in turn."""
+        """Log each problem of a holder once, because several files may be refused in turn."""
         said = self._said.setdefault(who, set())
         if problem and problem not in said and len(said) < SAID_MAX:
             said.add(problem)
@@ -179,8 +185,9 @@ class TrainingReader:
             os.close(folder)
 
     def _find(self, who: Who) -> tuple[Path, Sequence[str]]:
-        """The folder of a holder: a root, and the parts of the path below it. Raises OSError, or FileNotFoundError for
-        a holder that cannot have such a folder.
+        """The folder of a holder, as a root and the parts of the path below it.
+
+        Raises FileNotFoundError for a holder that cannot have such a folder, OSError for other errors.
         """
         kind, name = who
         if kind == "pod" and POD_UID.fullmatch(name):
@@ -231,7 +238,7 @@ class TrainingReader:
 
 
 def _newest(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
-    """The newest report of each rank. `reports`: the newest first.
+    """The newest report of each rank. `reports`: sorted, the newest first.
 
     Two trainings of one job may use the same rank numbers on different GPUs; these are different ranks.
     """
@@ -255,14 +262,15 @@ def _open_below(root: Path, parts: Sequence[str]) -> int:
 
 
 def _refuse_strangers(status: os.stat_result) -> None:
-    """Raise PermissionError if a user other than root and the exporter's could have created the jobs' folders."""
+    """Raise PermissionError if users other than root and the exporter's could have created the jobs' folders."""
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & OTHERS_WRITE:
         raise PermissionError(1, "users other than root can write to the parent of the jobs' folders: chmod go-w")
 
 
 def _read(folder: int, name: str, owner: int | None, wall: float) -> tuple[bytes, float]:
-    """The content of a file, and its age in seconds. `owner`: the uid that the file must have, None for any. Raises
-    OSError, or ValueError if it is not a plain file of the job.
+    """Read a file: its content, and its age in seconds. `owner`: uid of the owner, None to allow any owner.
+
+    Raises OSError, or ValueError if it is not a plain file of the job.
     """
 
     def is_of_job(status: os.stat_result) -> None:

@@ -1,4 +1,4 @@
-"""Finds folders of jobs on file systems that may never answer, by the mount table.
+"""Finds job folders on file systems that may never answer, from the mount table.
 
 Users can mount FUSE file systems at their own folders. Every request to such a file system, even statfs, waits for the
 user's program. The kernel returns the mount table without a request to any file system.
@@ -27,7 +27,7 @@ class ForeignMount(NamedTuple):
 
 
 def list_foreign(table: bytes) -> list[ForeignMount]:
-    """The mounts that are not LOCAL. `table`: the content of /proc/PID/mountinfo (proc(5))."""
+    """The mounts with a file system that is not in LOCAL. `table`: content of /proc/PID/mountinfo (proc(5))."""
     found = []
     for line in table.split(b"\n"):
         fields = line.split(b" ")
@@ -41,8 +41,9 @@ def list_foreign(table: bytes) -> list[ForeignMount]:
 
 
 def find_foreign(mounts: Iterable[ForeignMount], root: bytes, parts: Sequence[bytes]) -> str:
-    """The type of the first mount on the path from `root` to the folder (`parts`), or inside the folder; "" if there is
-    none. A mount at `root` itself does not count. `root`: without symbolic links.
+    """The type of the first mount on the way from `root` to the folder (`parts`) or inside it, "" without a mount.
+
+    A mount at `root` itself does not count. `root`: a path without symbolic links.
     """
     start = root.rstrip(b"/") + b"/"
     for mount in mounts:

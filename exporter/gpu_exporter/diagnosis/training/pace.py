@@ -1,4 +1,4 @@
-"""Turns the reports of training loops into counters and shares of each allocation.
+"""Turns the reports of training loops into counters and shares for each allocation.
 
 A report is only the job's claim, published with the job's own labels. It never makes a GPU count as used, and never
 prevents a mark by itself (docs/torch.md). A report counts for a GPU only if the holder has that GPU.
@@ -28,7 +28,7 @@ CONTRADICTION_S = 1800.0  # this long without any work of the GPU, while steps g
 
 
 class TrainingSteps(NamedTuple):
-    """Steps of a holder's training loop between two looks. `steps`: the sum over its ranks, None if unknown."""
+    """Steps of a holder's training loop between two readings. `steps`: the sum of its ranks, None if unknown."""
 
     start: float
     end: float
@@ -58,12 +58,14 @@ class _ProcessTotals(NamedTuple):
 
 
 class _KeptTraining:
-    """The looks at the reports of one holder, oldest first. `stepped`: when the exporter last saw a new step (monotonic
-    seconds). `booked`: totals by the set of GPUs that ranks name.
+    """The readings (`looks`) of one holder's reports, oldest first.
+
+    `stepped`: when the exporter last saw a new step (monotonic seconds). `booked`: totals by the set of GPUs that ranks
+    name.
     """
 
     def __init__(self, files: TrainingFiles, watched_s: float) -> None:
-        """`watched_s`: how long the exporter has run. Of a process that may be older, only new steps count."""
+        """`watched_s`: how long the exporter has run. For a process that may be older, only new steps count."""
         self.looks = deque([files], maxlen=LOOKS_MAX)
         self.booked: dict[tuple[str, ...], _Booked] = {}
         # By process, kept even if its file is missing for a while.
@@ -76,8 +78,10 @@ class _KeptTraining:
         self.stepped = files.monotonic - min(each.age_s for each in files.reports)
 
     def book(self, new: RankReport) -> None:
-        """Add the new steps and seconds of one process. Only the first GROUPS_MAX sets of GPUs count. Beyond
-        PROCESSES_MAX processes, the one with the oldest report is forgotten.
+        """Add the new steps and seconds of one process.
+
+        Only the first GROUPS_MAX sets of GPUs count. Beyond PROCESSES_MAX processes, the one with the oldest report is
+        forgotten.
         """
         if new.gpus not in self.booked and len(self.booked) >= GROUPS_MAX:
             return
@@ -96,7 +100,7 @@ class NodeTraining:
         self._since = math.inf  # monotonic; of the first poll or look
 
     def note(self, who: Who, files: TrainingFiles) -> TrainingSteps | None:
-        """Keep one look. Returns the steps since the look before, None at the first look."""
+        """Keep one reading of the reports. Returns the steps since the last reading, None at the first one."""
         kept = self._kept.get(who)
         self._since = min(self._since, files.monotonic)
         if kept is None:
@@ -119,7 +123,7 @@ class NodeTraining:
         return TrainingSteps(last.monotonic, files.monotonic, steps)
 
     def keep(self, present: Iterable[Allocation], now: float) -> None:
-        """Forget holders that have left, and those whose files have gone."""
+        """Forget holders that have left, and holders without files for a while."""
         self._since = min(self._since, now)
         whos = {identify(allocation.holder) for allocation in present}
         self._kept = {
@@ -134,7 +138,7 @@ class NodeTraining:
     def view(
         self, who: Who | None, unit: UnitId, own: Sequence[UnitId], now: float, idle_run_s: float | None
     ) -> TrainingView | None:
-        """The published values of one allocation; None if no rank of the holder is known to use its unit.
+        """The values to publish for one allocation. None if no rank of the holder is known to use the unit.
 
         `own`: all units of the holder on this node. `idle_run_s`: seconds since the GPU last worked, None if unknown.
         """
@@ -168,10 +172,10 @@ def _contradict(pace: TrainingPace, idle_run_s: float | None) -> str:
 
 
 def _is_on(gpus: Sequence[str], unit: UnitId, own: Sequence[UnitId]) -> bool:
-    """Whether a rank that reports these GPUs uses a unit. A rank that reports none uses the only unit of its holder.
+    """Whether a rank that reports these GPUs uses the unit. Without GPUs, a rank uses its holder's only unit.
 
-    The hook cannot distinguish the UUID of a MIG instance from that of its board. So prefixes are ignored, and a
-    board's UUID means the instance if the holder has no other unit.
+    The hook in the training cannot distinguish the UUID of a MIG instance from that of its board. So prefixes are
+    ignored, and a board's UUID means the instance if the holder has no other unit.
     """
     if not gpus:
         return len(own) == 1
@@ -194,10 +198,10 @@ def _seconds_of(report: RankReport) -> dict[str, float]:
 
 
 def _count_steps(known: Mapping[ProcessKey, RankReport], files: TrainingFiles) -> int | None:
-    """The steps since the reports `known`; None if nothing can be compared.
+    """The steps since the earlier reports `known`. None if nothing can be compared.
 
-    A process does not write a report if it has made no step. So it counts as making no steps only after its next report
-    was due, and never while it is between two passes over its data.
+    A process does not write a report if it has made no step. So a process counts as making no steps only after its next
+    report was due, and never while it is between two passes over its data.
     """
     pairs = [(known.get(_key(each)), each) for each in files.reports if not each.has_ended]
     found = [
@@ -210,7 +214,7 @@ def _count_steps(known: Mapping[ProcessKey, RankReport], files: TrainingFiles) -
 
 
 def _measure(kept: _KeptTraining, reports: Sequence[RankReport]) -> TrainingPace:
-    """The pace over the kept looks, from those of the newest `reports` whose process still runs."""
+    """The pace over the kept readings, from the newest `reports` of processes that still run."""
     alive = [each for each in reports if not each.has_ended and each.age_s <= KEEP_S + each.interval_s]
     names = frozenset(map(_key, alive))
     if (known := kept.paces.get(names)) is not None:
@@ -259,7 +263,7 @@ def _sum_up(reports: Sequence[RankReport], ranks: Sequence[RankTime]) -> Trainin
 
 
 def _compare(before: RankReport, new: RankReport) -> SpentTime | None:
-    """The time that a process spent in its steps since its report `before`; None if too few steps were measured."""
+    """The time that a process spent in its steps since its report `before`. None if too few steps were measured."""
     if new.step_s is None:
         return None
     spent = SpentTime(

@@ -30,10 +30,10 @@ UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 
 
 def parse_report(data: bytes, age_s: float, name: str = "") -> RankReport:
-    """One report. Unknown keys are ignored. Optional values that cannot be parsed become unknown. `name`: the file's
-    name, which identifies the process if the report has no valid run.
+    """Parse one report. Raises ValueError if the format or the number of steps is invalid.
 
-    Raises ValueError if the format or the number of steps is invalid.
+    Unknown keys are ignored. Optional values that cannot be parsed become unknown. `name`: the file's name, which
+    identifies the process if the report has no valid run.
     """
     if len(data) > SIZE_MAX:
         raise ValueError(f"longer than {SIZE_MAX} bytes")
@@ -86,7 +86,7 @@ def _seconds(value: Any) -> float | None:
 
 
 def _at_most(value: float | None, most: float | None) -> float | None:
-    """The value, None if it is larger than `most`, of which it is a part."""
+    """Return the value, None if it exceeds `most`, the total that contains it."""
     return value if value is not None and most is not None and value <= most * 1.01 else None
 
 
@@ -96,7 +96,10 @@ def _read_gpus(value: Any) -> tuple[str, ...]:
 
 
 def _read_phases(value: Any, *, is_gpu: bool) -> dict[str, float]:
-    """Seconds by phase: GPU time if the report has it (`is_gpu`), otherwise wall time. Unknown phases are ignored."""
+    """The seconds of each phase: GPU time if the report has it (`is_gpu`), otherwise wall time.
+
+    Unknown phases are ignored.
+    """
     found: dict[str, float] = {}
     for name in PHASES if isinstance(value, dict) else ():
         phase = value.get(name)

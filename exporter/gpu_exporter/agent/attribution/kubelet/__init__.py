@@ -1,1 +1,1 @@
-"""Pods from the kubelet's PodResources API and from the host's files."""
+"""Reports pods and their GPUs, from the kubelet's PodResources API and from files of the host."""

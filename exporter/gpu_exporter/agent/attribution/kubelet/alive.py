@@ -1,4 +1,4 @@
-"""Detects pods that the kubelet still lists although they have ended, by their cgroups.
+"""Detects pods that the kubelet still lists although they have ended: their cgroups are gone.
 
 Before 1.34 the kubelet also lists terminated pods of the node (kubernetes#119423, #132020). The kubelet removes the
 cgroup of a pod when the whole pod has ended, and keeps it while a container waits for a restart. So a pod that has
@@ -22,8 +22,9 @@ class PodLives:
     """Remembers the results of the last checks of the host's cgroups."""
 
     def __init__(self, find: Callable[[Set[str]], Set[str] | None], own: str) -> None:
-        """`find`: takes the UIDs of some pods and returns those that have a cgroup, None if some cgroups were not
-        visible. `own`: UID of the exporter's own pod. If it is "" (unknown), no pod counts as ended.
+        """`find`: takes UIDs of pods, and returns those that have a cgroup. None if some cgroups are not visible.
+
+        `own`: UID of the exporter's own pod. If it is "" (unknown), no pod counts as ended.
         """
         self._find = find
         self._own = own
@@ -32,7 +33,7 @@ class PodLives:
         self._ended: Set[str] = frozenset()  # ... and had no cgroup at the look before it
 
     def ended(self, listed: Set[str], begun: Set[str], now: float) -> Set[str]:
-        """The UIDs of `begun` whose pods have ended.
+        """The UIDs in `begun` that belong to pods that have ended.
 
         `listed`: UIDs of all pods in the kubelet's list. `begun`: UIDs of pods that hold a GPU and have had a process.
         `now`: monotonic seconds.
@@ -56,9 +57,7 @@ class PodLives:
         return bool(uids) and (found is None or bool(found))
 
     def _proves(self, found: Set[str], listed: Set[str]) -> bool:
-        """Whether `found` proves that cgroups are visible: it contains the own pod, and half of the living listed
-        pods.
-        """
+        """Whether the check could see cgroups: it found the exporter's own pod, and half of the pods that still run."""
         alive = listed - self._ended
         return self._own in found and 2 * len(found & alive) >= len(alive)
 

@@ -1,11 +1,11 @@
-"""Finds the entries of PodResources that consume their device. A claim with admin access only watches its device.
+"""Finds the entries of PodResources that use up their device. A monitoring pod with admin access does not.
 
-A request of a ResourceClaim with `adminAccess` (KEP-5018) is for monitoring: it does not use up the device. NVIDIA's
-GPU operator makes such a claim on every GPU for its dcgm-exporter. PodResources does not report which claims have
-adminAccess. Two other sources report it. One is the namespace and name of the claim's pods, as the administrator
-configures them: a tenant may choose a pod's name, but cannot put a pod into another tenant's namespace. The other is
-the checkpoint file of the DRA driver, if it is mounted: it has the claims' allocations. If two claims have the same
-device and neither source shows which one watches, resolve.py marks both as doubtful.
+A ResourceClaim with `adminAccess` (KEP-5018) is for monitoring: other pods can still get the device. NVIDIA's GPU
+operator makes such a claim on every GPU for its dcgm-exporter. PodResources does not report which claims have
+adminAccess. The exporter knows them from two other places. The first is a setting: the administrator names the
+namespace and the pods that watch. A tenant can choose a pod's name, but cannot put a pod into another tenant's
+namespace. The second is the checkpoint file of the DRA driver, if it is mounted: it contains the claims' allocations.
+If two claims have the same device and neither place shows which one watches, resolve.py marks both as doubtful.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class Consumers:
         self._checkpoint = _Checkpoint(plugin / CHECKPOINT) if plugin is not None else None
 
     def select(self, entries: Iterable[ContainerDevices]) -> list[ContainerDevices]:
-        """Drop the entries that are known to only watch. In the others, `proven` is true if the entry is known to
-        consume its device.
+        """Drop the entries that are known to only watch their device.
+
+        In the other entries, `proven` is true if the entry is known to use up its device.
         """
         if self._checkpoint is not None:
             self._checkpoint.refresh()
@@ -81,7 +82,7 @@ class Consumers:
 
 
 class _Checkpoint:
-    """The DRA driver's record of the claims that it prepared, in the format of driver 25.8 (`v1`) or later (`v2`)."""
+    """The DRA driver's checkpoint file, which lists its claims. Format of driver 25.8 (`v1`) or later (`v2`)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -90,7 +91,7 @@ class _Checkpoint:
         self._problem = ""
 
     def consumes(self, entry: ContainerDevices) -> bool | None:
-        """Whether the claim consumes its device, None if the file does not show it."""
+        """Whether the claim uses up its device, None if the checkpoint file does not show it."""
         uids = {match[1] for name in entry.cdi if (match := CLAIM_UID.fullmatch(name))}
         device = "".join(entry.device_ids[:1])
         known = [claim for claim in uids if (claim, device) in self._watches]
@@ -100,7 +101,7 @@ class _Checkpoint:
         return not said.pop() if len(said) == 1 else None
 
     def refresh(self) -> None:
-        """Read the file if it has changed. If the file cannot be read, all claims are unknown."""
+        """Read the file if it has changed. If the file cannot be read, nothing is known about any claim."""
         try:
             status = self._path.stat()
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -124,9 +125,10 @@ class _Checkpoint:
 
 
 def _read_watches(data: Any) -> Watches:
-    """Whether each claim only watches its device: by UID, and by NAMESPACE/NAME if the file contains names.
+    """For each claim, whether it only watches its device. Keys: its UID, and NAMESPACE/NAME if the file has names.
 
-    `status` is the API's ResourceClaimStatus, whose allocation results have `adminAccess`. Raises ValueError.
+    `data`: the parsed checkpoint file. In it, `status` is the API's ResourceClaimStatus; its allocation results have
+    `adminAccess`. Raises ValueError.
     """
     claims = _get(data, "v2", "preparedClaims") or _get(data, "v1", "preparedClaims")
     if claims is None and not (_is_version(data, "v1") or _is_version(data, "v2")):

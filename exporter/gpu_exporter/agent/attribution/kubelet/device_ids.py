@@ -16,14 +16,12 @@ class DeviceIds:
     """The names of one maker's devices in Kubernetes."""
 
     def __init__(self, vendor: Vendor, resources: Sequence[str] = ()) -> None:
-        """`resources`: regular expressions for the names of further resources whose devices are GPUs. Raises
-        ValueError.
-        """
+        """`resources`: regular expressions for further resource names that stand for GPUs. Raises ValueError."""
         self._vendor = vendor
         self._resources = vendor.resources(resources)
 
     def device_of(self, device_id: str) -> str:
-        """The id of the device, without the suffix for a replica or a part."""
+        """Remove the suffix for a replica or a part of a device from a device plugin's id."""
         device = self._vendor.replica.sub("", device_id)
         match = self._vendor.unfaithful_id.fullmatch(device)
         return match["id"] if match is not None else device
@@ -42,14 +40,14 @@ class DeviceIds:
         return entry._replace(device_ids=ids) if ids else None
 
     def has_gpus(self, entry: ContainerDevices) -> bool:
-        """Whether the entry may contain a GPU, from a device plugin or from a resource claim."""
+        """Whether the entry may contain a GPU, from a device plugin or from a resource claim (DRA)."""
         return self.is_claimed_gpu(entry) if entry.claimed else self.select(entry) is not None
 
     def _is_driver_id(self, device_id: str) -> bool:
         return bool(self._vendor.device_id.fullmatch(self.device_of(device_id)))
 
     def is_claimed_gpu(self, entry: ContainerDevices) -> bool:
-        """Whether the claim is for GPUs: by the name of its driver, or if this is missing, by its CDI device names."""
+        """Whether the claim is for GPUs, by its driver's name. Without a name, by its CDI device names."""
         if self._vendor.claim_elsewhere.fullmatch("".join(entry.device_ids[:1])):
             return False  # a GPU of a virtual machine
         names = [entry.resource] if entry.resource else [name.partition("=")[0] for name in entry.device_ids]

@@ -1,10 +1,10 @@
-"""Detects pods that the kubelet still lists although they have ended. Before 1.34 the kubelet also lists terminated
-pods of the node (kubernetes#119423, #132020), so two pods may seem to have the same exclusive GPU.
+"""Detects pods that the kubelet still lists although they have ended: they have no process.
 
-A pod that has ended has no process. A running pod has at least one process in its cgroup, either the sandbox's or its
-program's. A pod without a process holds nothing if another pod with processes has the same device. Otherwise it keeps
-the device and is not judged: with a runtime that has no sandbox processes, the pod may be waiting for a restart after a
-crash. If the host's processes are not visible, no pod counts as ended.
+Before 1.34 the kubelet also lists terminated pods of the node (kubernetes#119423, #132020). Two pods may then seem to
+have the same exclusive GPU. A pod that has ended has no process. A running pod has at least one process in its cgroup:
+its program or the sandbox. A pod without a process holds nothing if another pod with processes has the same device.
+Otherwise the pod keeps the device and is not judged: with a container runtime that has no sandbox processes, the pod
+may be waiting for a restart after a crash. If the host's processes are not visible, no pod counts as ended.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class EndedPods:
                 alive.setdefault(_device(grant), set()).add(grant.claim)
 
         def is_taken(grant: Grant) -> bool:
-            """Whether another pod has the device, and they do not share it through replicas or one claim."""
+            """Whether another pod has the device, although the two pods do not share it by replicas or by one claim."""
             claims = alive.get(_device(grant), set())
             return bool(claims) and not grant.share and not (grant.claim and grant.claim in claims)
 
@@ -71,10 +71,10 @@ def _stopped(grant: Grant) -> Grant:
 
 
 def has_begun(grant: Grant) -> bool:
-    """Whether the grant belongs to a pod whose container has started, so the pod has had a process.
+    """Whether the grant's container has started. If so, the pod has had a process.
 
-    For a static pod, the kubelet uses a hash or any text of the manifest as UID, and the API server may use another
-    UID. Only a UUID is certain to be in the name of the pod's cgroup.
+    The kubelet may use a hash or a text as the UID of a static pod (a pod from a manifest file), and the API server may
+    use another UID. Only a UUID is certain to be in the name of the pod's cgroup, so other UIDs return False.
     """
     return (
         UUID.fullmatch(grant.holder.pod_uid) is not None

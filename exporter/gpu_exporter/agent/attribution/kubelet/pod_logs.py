@@ -1,4 +1,4 @@
-"""Reads the folders below /var/log/pods: UIDs of pods, and when their containers started.
+"""Reads the UIDs of pods, and the start times of their containers, from the folders below /var/log/pods.
 
 The kubelet makes a folder for each pod, NAMESPACE_POD_UID. The container runtime writes CONTAINER/N.log in it for start
 number N. Every poll reads the folders of hundreds of containers, so this module uses os functions and strings instead
@@ -24,11 +24,10 @@ PodName = tuple[str, str]  # namespace, pod
 
 
 class ContainerStart(NamedTuple):
-    """The present start of a container: its number, and its time in Unix seconds. The time is infinite while the
-    container has not started.
+    """The last start of a container: its number, and its time in Unix seconds (infinite if it has not started).
 
     `why`: the reason why it has not started. `obstacle`: the same reason as one word. `changed_ns`: change time of the
-    folder when it was read, 0 to read it again.
+    folder when it was read, 0 to read the folder again.
     """
 
     number: int
@@ -50,11 +49,11 @@ class PodLogs:
         self._seen: dict[tuple[str, str], ContainerStart] = {}  # in this poll
 
     def begin_poll(self, listed: Set[PodName], gone: Set[PodName]) -> dict[PodName, str]:
-        """UID of each listed pod. If several folders have the pod's name, the newest counts, but never the folder of a
-        replaced pod.
+        """Begin a poll, and return the UID of each listed pod.
 
-        `gone`: pods that are no longer listed. A pod that returns under the same name is another pod, even if the
-        folder of the previous pod is still there.
+        If several folders have the pod's name, the newest one counts. The folder of a replaced pod never counts.
+        `gone`: pods that are no longer listed. If a pod with the same name returns, it is another pod, even if the old
+        folder still exists.
         """
         self._starts = dict(list(self._seen.items())[-MAX_STARTS:])
         self._seen = {}
@@ -83,17 +82,18 @@ class PodLogs:
         return chosen
 
     def _date(self, name: PodName, uid: str) -> float:
-        """The time of the last change of a pod's folder, 0 if the kubelet has just removed the folder."""
+        """When a pod's folder was last changed (Unix seconds), 0 if the kubelet has just removed it."""
         try:
             return os.stat(f"{self._directory}/{name[0]}_{name[1]}_{uid}").st_mtime  # noqa: PTH116
         except OSError:
             return 0.0
 
     def read_start(self, name: PodName, uid: str, container: str) -> ContainerStart:
-        """The container's present start. `uid` is "" while the pod's UID is unknown.
+        """The container's last start. `uid` is "" while the pod's UID is unknown.
 
-        The folder's change time is taken as the time of the start. A log rotation changes it, so it is read only once
-        for each start. A rotation before that makes the start appear later, which only shortens an idle run.
+        The change time of the container's folder counts as its start. A log rotation also changes the folder, so the
+        time is read only once for each start. If a rotation came first, the start appears too late, which only shortens
+        an idle run.
         """
         if not uid:
             return ContainerStart(

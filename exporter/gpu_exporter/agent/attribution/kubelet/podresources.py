@@ -23,10 +23,10 @@ PodName: TypeAlias = tuple[str, str]
 class ContainerDevices(NamedTuple):
     """One resource of one container as PodResources lists it.
 
-    `claimed`: the resource comes from a claim of dynamic resource allocation. Then `resource` is the driver's name,
-    there is one device, `claim` is its claim (NAMESPACE/NAME), `cdi` has the names for the container runtime, and
-    `is_share`: other holders may have a part of the device too. Kubelets before 1.34 report no driver and no device,
-    and give the CDI names as `device_ids`.
+    `claimed`: the resource comes from a ResourceClaim (dynamic resource allocation). Then `resource` is the driver's
+    name, `device_ids` has one device, `claim` is NAMESPACE/NAME of the claim, and `cdi` has the device's names for the
+    container runtime. `is_share`: other holders may have a part of the same device. Kubelets before 1.34 report no
+    driver and no device, and give the CDI names as `device_ids`.
     """
 
     namespace: str
@@ -42,14 +42,14 @@ class ContainerDevices(NamedTuple):
 
 
 class _Parsed(NamedTuple):
-    """One field of an answer. `pod` is None for a field without a pod."""
+    """The parsed content of one field of an answer. `pod` is None if the field does not describe a pod."""
 
     pod: PodName | None
     entries: tuple[ContainerDevices, ...]
 
 
 class PodResourcesReader:
-    """Reads successive answers. A field that was in the previous answer, byte for byte, is not parsed again.
+    """Reads one answer after another. A field with the same bytes as in the previous answer is not parsed again.
 
     A kubelet may list its pods in another order each time, but the bytes of each pod stay the same while the pod lives.
     """
@@ -60,9 +60,11 @@ class PodResourcesReader:
         device_of: Callable[[str], str] = lambda device_id: device_id,
         wants: Callable[[ContainerDevices], bool] = lambda entry: True,
     ) -> None:
-        """`parse`: parses one field of the answer. `device_of`: maps an id to its device. If a container has several
-        replicas of a device, only the first counts. This is done before any limit applies, because a plugin may offer
-        thousands of replicas. `wants`: whether an entry is kept; plugins of other devices may also offer thousands.
+        """`parse`: parses one field of the answer. `device_of`: maps a device plugin's id to its device.
+
+        If a container has several replicas of a device, only the first counts. Replicas are dropped before any limit
+        applies, because a plugin may offer thousands. `wants`: whether to keep an entry; plugins of other devices may
+        also offer thousands of ids.
         """
         self._parse = parse
         self._wants = wants
@@ -74,7 +76,7 @@ class PodResourcesReader:
         self._known: dict[bytes, _Parsed] = {}
 
     def read(self, message: bytes) -> list[ContainerDevices]:
-        """All entries of the answer. Skips pods that cannot be parsed. Raises ProtobufError."""
+        """All entries of the answer. Pods that cannot be parsed are skipped. Raises ProtobufError."""
         self.odd = 0
         entries: list[ContainerDevices] = []
         known: dict[bytes, _Parsed] = {}
@@ -105,7 +107,7 @@ class PodResourcesReader:
         return _Parsed(pod, found) if len(found) <= POD_ENTRIES_MAX else None
 
     def _collapse(self, entries: Iterable[ContainerDevices], seen: set[tuple[str, str]]) -> Iterator[ContainerDevices]:
-        """The wanted entries, with one id for each device. `seen`: (container, device) pairs from earlier entries."""
+        """Yield the wanted entries, one id for each device. `seen`: (container, device) pairs seen before."""
         for entry in entries:
             if not self._wants(entry):
                 continue
@@ -125,12 +127,12 @@ class PodResourcesReader:
 def read_pods(
     device_of: Callable[[str], str], wants: Callable[[ContainerDevices], bool] = lambda entry: True
 ) -> PodResourcesReader:
-    """Make a reader for answers of LIST: devices of containers, from device plugins and dynamic resource allocation."""
+    """Make a reader for answers of the method List: devices of containers, from device plugins and resource claims."""
     return PodResourcesReader(_parse_pod, device_of, wants)
 
 
 def read_allocatable(device_of: Callable[[str], str]) -> PodResourcesReader:
-    """Make a reader for answers of ALLOCATABLE: healthy devices of device plugins, without a pod."""
+    """Make a reader for answers of GetAllocatableResources: healthy devices of device plugins, without a pod."""
     return PodResourcesReader(lambda device: (None, (_parse_devices("", "", "", device),)), device_of)
 
 
@@ -174,9 +176,7 @@ def _parse_container(namespace: str, pod: str, message: bytes) -> Iterator[Conta
 
 
 def _parse_dynamic(message: bytes) -> Iterator[tuple[str, tuple[str, ...], bool, str, tuple[str, ...], bool]]:
-    """For each ClaimResource of a DynamicResource, the values of a ContainerDevices, beginning with its field
-    `resource`.
-    """
+    """For each ClaimResource of a DynamicResource, yield the values of ContainerDevices from `resource` on."""
     claim = claim_namespace = ""
     resources: list[bytes] = []
     for field, payload in read_fields(message):

@@ -1,14 +1,16 @@
-"""Reports pods from the kubelet's PodResources API, v1.
+"""Reports the pods and their GPUs from the kubelet's PodResources API, v1.
 
 The API (podresources.py) reports no pod UID and no time: both come from the folders of the pods' logs (pod_logs.py). A
-pod that still pulls an image or runs its init containers holds its GPUs, but cannot use them yet. A restarted kubelet
-answers OK with an empty list for up to a second, with or without allocatable devices (measured). So two kinds of answer
-count only after a second such answer (docs/decisions/0005): an answer of a new kubelet that lacks pods seen before, and
-an empty answer of a kubelet without devices. GetAllocatableResources lists the devices that the kubelet may allocate to
-pods. A GPU that is missing there is not free, even if no pod holds it.
+pod that still pulls an image or runs its init containers holds its GPUs, but cannot use them yet.
+GetAllocatableResources lists the devices that the kubelet may allocate. A GPU that is missing there is not free, even
+if no pod holds it.
 
-A listed device is not always held. For each entry the source checks, in this order: does its pod live (alive.py), does
-it consume the device or only watch it (consumers.py), and which device is it (device_ids.py, resolve.py)?
+A restarted kubelet answers OK with an empty list for up to a second, with or without allocatable devices (measured). So
+two kinds of answer count only when they are repeated (docs/decisions/0005): an answer of a restarted kubelet that lacks
+pods seen before, and an empty answer of a kubelet without devices.
+
+A pod does not hold every device that is listed for it. For each entry the source checks: has the pod ended (alive.py)?
+Does the pod use up the device or only watch it (consumers.py)? Which device is it (device_ids.py, resolve.py)?
 """
 
 from __future__ import annotations
@@ -43,9 +45,11 @@ ID_MAX = 80  # characters of an id in a text
 
 
 class KubeletOptions(NamedTuple):
-    """The paths and limits of the source. `logs`: directory of the pods' logs. `empty_confirm_s`: an answer without
-    pods counts after it has been repeated for this time. `resources`: regular expressions of further resources whose
-    devices are GPUs. `boot_wall`: Unix seconds of the node's last start.
+    """The paths and limits of the source.
+
+    `logs`: directory of the pods' logs. `empty_confirm_s`: an answer without pods counts after it has been repeated for
+    this time. `resources`: regular expressions of further resources that are GPUs. `boot_wall`: the node's last start
+    (Unix seconds).
     """
 
     socket: Path
@@ -69,8 +73,9 @@ class KubeletSource:
         consumers: Consumers | None = None,
         lives: PodLives | None = None,
     ) -> None:
-        """`consumers`: None to treat every entry as a holder of its device. `lives`: None if ended pods cannot be
-        detected. Raises ValueError.
+        """`consumers`: None to treat every entry as a holder. `lives`: None if ended pods cannot be detected.
+
+        Raises ValueError.
         """
         self._ids = DeviceIds(vendor, options.resources)
         self._consumers = consumers or Consumers()
@@ -111,7 +116,7 @@ class KubeletSource:
         )
 
     def _grant(self, entries: Sequence[ContainerDevices], uids: Mapping[PodName, str]) -> tuple[list[Grant], set[str]]:
-        """The grants of entries that hold their devices, and messages about ids that cannot be parsed."""
+        """Grants for the entries that hold their devices, and messages about ids that cannot be parsed."""
         grants: list[Grant] = []
         odd: set[str] = set()
         devices: dict[PodName, set[tuple[str, str]]] = {}
@@ -148,8 +153,10 @@ class KubeletSource:
         return [grant._replace(ended=grant.holder.pod_uid in ended) for grant in grants]
 
     def _read_offers(self) -> list[Grant] | None:
-        """The GPUs that the kubelet may allocate. None until a device plugin has offered a GPU, or if an offered id
-        cannot be parsed.
+        """The GPUs that the kubelet may allocate, as grants without a holder.
+
+        None until a device plugin has offered a GPU, or if an id cannot be parsed: the caller then does not know which
+        GPUs are free.
         """
         devices = self._list_allocatable()
         if devices is None or self._allocatable.odd:
@@ -170,7 +177,7 @@ class KubeletSource:
             raise SourceError(f"kubelet does not answer: {exc}{hint}") from exc
 
     def _check_missing(self, held: set[PodName]) -> None:
-        """Raise SourceError while pods may be missing from the answer only because the kubelet has just restarted."""
+        """Raise SourceError while pods may be missing from the answer because the kubelet has just restarted."""
         kubelet = self._identify()  # after the answer: if the socket is still the old one, the old process answered
         missing = self._held - held
         if missing and (kubelet != self._kubelet or not (held or self._list_allocatable())):
@@ -187,7 +194,7 @@ class KubeletSource:
         self._held, self._kubelet, self._lacking = held, kubelet, None
 
     def _knows_static_pods_only(self, missing: set[PodName]) -> bool:
-        """Whether a new kubelet has not reached the API server yet. Its answer then lacks pods that still exist.
+        """Whether a restarted kubelet has not reached the API server yet, so its answer lacks existing pods.
 
         A pod from the API server has a UUID as UID. If one is listed, the kubelet has reached the API server.
         """
@@ -197,7 +204,7 @@ class KubeletSource:
         return self._lives.are_there({self._uids[name] for name in missing if self._uids.get(name)})
 
     def _identify(self) -> tuple[int, int] | None:
-        """The socket's inode and time. They change when the kubelet restarts, because it then makes a new socket."""
+        """The inode and time of the kubelet's socket. Both change when the kubelet restarts and makes a new socket."""
         try:
             status = self._socket.stat()
         except OSError:

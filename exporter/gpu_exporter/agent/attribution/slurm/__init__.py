@@ -1,1 +1,1 @@
-"""Jobs from Slurm: slurmctld, gres.conf, the steps on this node and the files of a prolog."""
+"""Finds the Slurm jobs of this node and their GPUs: from slurmctld, gres.conf, the jobs' steps and a prolog's files."""

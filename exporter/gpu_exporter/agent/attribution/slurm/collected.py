@@ -1,4 +1,4 @@
-"""Reads the answer of slurmctld about this node from the collector of the cluster."""
+"""Reads slurmctld's data about this node from the cluster's collector, which asks slurmctld for all nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AHEAD_MAX_S = 30.0  # how far the collector's clock may be ahead; such an answer
 
 
 class Collected:
-    """Has the interface of Controller, but reads the collector's answer for one node."""
+    """Reads the collector's answer for one node. Has the same interface as Controller, which asks slurmctld itself."""
 
     def __init__(self, node: str, place: Address | Path, timeout_s: float, clock: Clock) -> None:
         """`place`: the collector's address or directory. Raises ValueError for an invalid NodeName."""
@@ -37,9 +37,7 @@ class Collected:
         self._clock = clock
 
     def look(self, here: Collection[str], renew: bool = False) -> SlurmSnapshot:
-        """The collector's answer. Raises SourceError if it is missing or too old, or if other users may have written
-        it.
-        """
+        """Return the collector's answer. Raises SourceError if it is missing, too old, or writable by other users."""
         del here, renew  # each answer has all that is known about the node
         try:
             picture = parse_picture(self._read())

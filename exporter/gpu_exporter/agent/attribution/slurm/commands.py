@@ -1,4 +1,4 @@
-"""Runs Slurm's commands with a clean environment, and raises a source's errors."""
+"""Runs Slurm's commands in a clean environment, and turns their failures into a source's errors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ MAX_ANSWER = 16 * 1024 * 1024  # some 5,000 jobs of `squeue --json`, which befor
 
 
 def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> str:
-    """The output of a command. Raises SourceError: SlowSource if the command takes too long, CommandFailed if it
-    fails.
-    """
+    """Return the output of a command. Raises SourceError: SlowSource after the timeout, or CommandFailed."""
     try:
         done = slurm_commands.run(command, timeout_s, limit)
     except commands.NotFound as exc:

@@ -1,17 +1,17 @@
 """Asks slurmctld about one node, with as few and as small requests as possible.
 
-It asks three questions. A job's owner cannot change their answers (docs/decisions/0001):
+The exporter asks three questions. A job's owner cannot change the answers (docs/decisions/0001):
 
-- Which GPUs are in use: `GresUsed` of `sinfo -n NODE`, 3 kB. If a GPU is in use and no known job has it, a new or
+- Which GPUs are in use? `sinfo -n NODE` prints `GresUsed`, 3 kB. If a GPU is in use and no known job has it, a new or
   hidden job holds it. If a GPU is not in use, no job holds it: only this answer makes a GPU free. (`scontrol show node
-  NODE` reports more, but the client filters it: 350 kB in a cluster of 1,000 nodes. So it is asked once an hour, and
-  when gres.conf does not fit it.)
-- Who uses them: `squeue` with columns that only Slurm and its administrators fill. `squeue -j JOB` returns one job.
-  `squeue -w NODE` is filtered by the client after all jobs and nodes of the cluster were sent (2 MB with 3,000 jobs),
-  so it is asked only if GPUs are in use that no job with a step here explains.
-- Which positions (IDX) a job has: `scontrol show job JOB --json`, on Slurm before 23.02 in plain text, and `squeue
-  --json` if a job has made the text ambiguous. Asked again when a job was resized, when the node contradicts it, and
-  from time to time.
+  NODE` prints more, but its client filters the whole cluster: 350 kB for 1,000 nodes. So the exporter runs it once an
+  hour, and when gres.conf does not fit the last answer.)
+- Which jobs use them? `squeue`, with columns that only Slurm and its administrators fill. `squeue -j JOB` returns one
+  job. `squeue -w NODE` receives all jobs and nodes of the cluster before it filters them (2 MB with 3,000 jobs), so the
+  exporter runs it only if some GPUs in use belong to no job with a step here.
+- Which positions (IDX) does a job have? `scontrol show job JOB --json`. On Slurm before 23.02, the plain text, or
+  `squeue --json` if a job has made the text ambiguous. The exporter asks again when a job was resized, when the node's
+  record contradicts it, and from time to time.
 """
 
 from __future__ import annotations
@@ -58,12 +58,13 @@ Bounds = tuple[float, float]
 
 
 class OutOfTime(SourceError):
-    """Slurm answers slowly. The job in the request did not cause this."""
+    """Slurm answers slowly in general, so the job in the request is not the cause."""
 
 
 class KnownJob(NamedTuple):
-    """A job of this node: its row of squeue and its GPUs (None while unknown), each with the time when the exporter
-    asked for it.
+    """A job of this node: its row of squeue, and its GPUs (None while unknown).
+
+    `asked`, `gpus_asked`: when the exporter asked for each of the two (monotonic seconds).
     """
 
     job: Job
@@ -97,7 +98,7 @@ class SlurmSnapshot(NamedTuple):
         return {index for gpus in self.gpus() for index in gpus.positions()}
 
     def in_use(self) -> set[int]:
-        """Every position in use, from the node's record. If the record has no positions: the positions of the jobs."""
+        """The positions (IDX) in use, by the node's record. Without positions there, those of the jobs."""
         used = self.node.used
         return self.claimed() if used.unnamed else {*used.indexes, *(index for index, _ in used.shared)}
 
@@ -106,8 +107,9 @@ class SlurmSnapshot(NamedTuple):
         return sum(len(gpus.indexes) + gpus.unnamed for gpus in self.gpus()) - self.node.used.unnamed
 
     def doubt(self) -> tuple[int, ...]:
-        """The positions about which jobs and node disagree. For a record without positions: the surplus, if it is not
-        0.
+        """The positions that are only in the jobs or only in the node's record.
+
+        For a record without positions: the difference of the two numbers (`surplus`), empty if it is 0.
         """
         if self.node.used.unnamed:
             surplus = self.surplus()
@@ -115,8 +117,9 @@ class SlurmSnapshot(NamedTuple):
         return tuple(sorted(self.claimed() ^ self.in_use()))
 
     def unexplained(self) -> tuple[int | str, ...]:
-        """Positions or shares that are in use, but that no job has. For a record without positions: their number,
-        negative.
+        """Positions or shares of GPUs that are in use, but that no known job has.
+
+        For a record without positions: the negative number of such GPUs.
         """
         if self.node.used.unnamed:
             return (self.surplus(),) if self.surplus() < 0 else ()
@@ -149,10 +152,10 @@ class Controller:
         self._until = 0.0
 
     def look(self, here: Collection[str], renew: bool = False) -> SlurmSnapshot:
-        """Ask Slurm for a new snapshot. `here`: the known jobs that have a step on this node. `renew`: read the node's
-        record again, because the known one does not fit.
+        """Ask Slurm for a new snapshot. Raises SourceError.
 
-        Raises SourceError. Takes at most LOOK_TIMEOUTS timeouts, for any number of jobs.
+        `here`: the known jobs with a step on this node. `renew`: read the node's record again, because it no longer
+        fits. Takes at most LOOK_TIMEOUTS timeouts, for any number of jobs.
         """
         self._until = self._clock.monotonic() + LOOK_TIMEOUTS * self._timeout_s
         config = self._read_config()
@@ -185,7 +188,7 @@ class Controller:
         return SlurmSnapshot(now, config, node, jobs, clock=self._bounds)
 
     def _learn(self, picture: Callable[[], SlurmSnapshot], here: Collection[str], now: float) -> None:
-        """Update the jobs that are unknown or may have changed. Raises SourceError."""
+        """Ask about the jobs that are unknown or may have changed. Raises SourceError."""
         self._slow &= self._known.keys() | set(here)
         # A job that holds nothing here is remembered so while it has a step here.
         self._known = {job: known for job, known in self._known.items() if _may_hold(known) or job in here}
@@ -214,9 +217,7 @@ class Controller:
             self._listed_for, self._listed_at = picture().unexplained(), now
 
     def _ask(self, jobs: Set[str], now: float, again: bool = False) -> None:
-        """Ask for rows and GPUs of these jobs. Ended jobs are forgotten. `again`: ask for the GPUs even if they are
-        known.
-        """
+        """Ask for rows and GPUs of these jobs, and forget ended jobs. `again`: ask also for GPUs that are known."""
         self._refused = {job: until for job, until in self._refused.items() if now < until}
         jobs = jobs - self._refused.keys()
         if len(jobs) > SINGLES_MAX:
@@ -261,8 +262,8 @@ class Controller:
     def _ask_gpus(self, jobs: Iterable[str], now: float, again: bool) -> None:
         """Ask for the GPUs of these jobs. Without an answer, the last known GPUs of a job remain.
 
-        If the request for one job fails, other jobs are not affected. Its GPUs still count as held, from the node's
-        record.
+        If the request for one job fails, the other jobs are not affected. The failed job's GPUs still count as held,
+        because the node's record shows them in use.
         """
         everything: dict[str, JobGpus] | None = None  # of the whole cluster, asked for once
         for job in sorted(jobs):
@@ -287,11 +288,11 @@ class Controller:
                 self._known[job] = known._replace(gpus=gpus, gpus_asked=now)
 
     def _is_slurms_fault(self, job: str, reason: SourceError) -> bool:
-        """Whether Slurm is slow in general. The next poll then asks about the job again.
+        """Whether Slurm in general is slow, and not only for this job. The next poll then asks about the job again.
 
         slurmctld 24.11.5 sometimes takes 5 s for an answer. A job must not lose its GPUs for DOUBT_EACH_S because of
         one slow answer. If Slurm is slow twice for the same job, the exporter does not ask about this job for a while,
-        because it would delay the others.
+        because the requests would delay the others.
         """
         if isinstance(reason, OutOfTime):
             return True
@@ -316,10 +317,10 @@ class Controller:
         return parse_job_text(self._run("scontrol", "-o", "show", "job", "-d", job), job, self.node)
 
     def _ask_all(self, now: float) -> dict[str, JobGpus]:
-        """The GPUs of every job on this node, by job id. Slurm 22.05 has JSON only for all jobs together, and some
-        builds have no JSON.
+        """The GPUs of every job on this node, by job id, from JSON of the whole cluster. Raises SourceError.
 
-        Raises SourceError. After a failure, it sends no request for a while, because this answer is the largest.
+        For Slurm 22.05, which has JSON only for all jobs together (some builds have no JSON). This answer is the
+        largest, so after a failure the exporter does not ask again for LIST_EACH_S.
         """
         if now < self._all_refused_until:
             return {}
@@ -348,21 +349,20 @@ class Controller:
 
 
 def bound_clock(told: float | None, before: float, after: float) -> Bounds | None:
-    """Lower and upper bound of the difference between slurmctld's clock and the exporter's monotonic clock. The
-    monotonic clock does not change when the system clock is set.
+    """Lower and upper bound of slurmctld's clock minus the exporter's monotonic clock (seconds).
 
-    `told`: the time of slurmctld's clock (whole Unix seconds). It was read between `before` and `after` (monotonic
-    seconds).
+    The monotonic clock does not change when the system clock is set. `told`: the time of slurmctld's clock (whole Unix
+    seconds), read between `before` and `after` (monotonic seconds).
     """
     return None if told is None else (told - after, told + 1.0 - before)
 
 
 def how_far_ahead(clock: Bounds | None, now: float, wall: float) -> float:
-    """The number of seconds by which the exporter's clock is ahead of slurmctld's. `now` (monotonic seconds) and `wall`
-    (Unix seconds) are the same moment.
+    """The seconds by which the exporter's clock is ahead of slurmctld's clock.
 
-    0 if the bounds contain 0: clocks with NTP agree, and a difference within the bounds is not corrected. Also 0 above
-    AHEAD_MAX_S: munge would then let no job start, so one of the clocks was just set, and earlier dates prove nothing.
+    `now` (monotonic seconds) and `wall` (Unix seconds) are the same moment. 0 if the bounds contain 0: clocks with NTP
+    agree, and a difference within the bounds is not corrected. Also 0 above AHEAD_MAX_S: munge would then let no job
+    start, so one of the clocks was just set, and earlier dates prove nothing.
     """
     if clock is None:
         return 0.0
@@ -372,5 +372,5 @@ def how_far_ahead(clock: Bounds | None, now: float, wall: float) -> float:
 
 
 def _may_hold(known: KnownJob) -> bool:
-    """Whether the job has GPUs or shares of GPUs here. True also while this is unknown."""
+    """Whether the job has GPUs or parts of GPUs on this node. True also while this is unknown."""
     return known.gpus is None or bool(known.gpus.positions() or known.gpus.unnamed or known.gpus.unnamed_share)

@@ -1,9 +1,9 @@
-"""Jobs known from the prolog's files alone: starts, ends and GPUs are known without asking slurmctld.
+"""Takes jobs from the prolog's files alone, so that starts, ends and GPUs need no request to slurmctld.
 
-A file counts without slurmctld if it contains the owner of the job, the number and start of its run, and its positions
+A file counts without slurmctld if it contains the owner of the job, the restart count and the start, and its positions
 (IDX) on one node. A file does not show whether a position is only a part of a GPU, so on a node that shares GPUs
-(shard, mps) no file counts. No release of Slurm gives a prolog the QoS and the ids of an array: slurmctld adds them to
-a job that has run for FILL_S.
+(shard, mps) no file counts. No release of Slurm gives a prolog the QoS and the ids of an array: the exporter asks
+slurmctld for them when a job has run for FILL_S.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ PROMPT_S = 2.0  # a prolog that ran within this time of the start ran at once; b
 
 
 class Merged(NamedTuple):
-    """A snapshot, completed by the files. `disputed`: jobs whose file claims a GPU of another job, each with a message.
-    slurmctld is then asked to decide.
+    """A snapshot that was completed by the prolog's files.
+
+    `disputed`: jobs with a file that claims a GPU of another job, each with a message. The exporter then asks
+    slurmctld.
     """
 
     look: SlurmSnapshot
@@ -31,8 +33,10 @@ class Merged(NamedTuple):
 
 
 class _Spoken(NamedTuple):
-    """A run of a job whose file counted. `restarts`: its restart count. `seen`: when the file last counted (monotonic
-    seconds). `is_over`: the epilog has reported its end.
+    """A run of a job that was reported by its file.
+
+    `restarts`: its restart count. `seen`: when the file last counted (monotonic seconds). `is_over`: the epilog has
+    reported the end of the run.
     """
 
     restarts: str
@@ -41,7 +45,7 @@ class _Spoken(NamedTuple):
 
 
 class FiledJobs:
-    """Decides which files count without slurmctld. Not thread-safe."""
+    """Decides which of the prolog's files count without slurmctld. Not thread-safe."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -57,7 +61,7 @@ class FiledJobs:
         return {job: file for job, file in present.files.items() if is_whole(file, look)}
 
     def settled(self, look: SlurmSnapshot, present: Present, wall: float) -> set[str]:
-        """Jobs whose files are sufficient, so that slurmctld need not be asked about them yet. `wall`: Unix seconds."""
+        """Jobs for which the prolog's file is sufficient, so slurmctld need not be asked yet. `wall`: Unix seconds."""
         return {
             job
             for job, file in self.find(look, present).items()
@@ -65,11 +69,10 @@ class FiledJobs:
         }
 
     def list_lost(self, look: SlurmSnapshot, present: Present) -> set[str]:
-        """Jobs that are lost: only their files reported them, these files do not count now, and slurmctld has not
-        reported the jobs since.
+        """Jobs that are lost: only a prolog's file has reported the job, and this file no longer counts.
 
-        If the file is gone, the job has ended and is not lost, unless it has a step or may have one. A job with a stale
-        file (`Present.stale`) is lost too.
+        If the file is gone, the job has ended and is not in the result, unless it has a step or may have one. A job
+        with a stale file (`Present.stale`) is in the result.
         """
         told = {job.job_id for job in present.ended}
         is_believed = self.is_on and present.is_complete
@@ -84,8 +87,9 @@ class FiledJobs:
         }
 
     def merge(self, look: SlurmSnapshot, present: Present, now: float) -> Merged:
-        """Apply the files to the snapshot: remove jobs that have ended since, and add jobs that have started. `now`:
-        monotonic seconds.
+        """Update the snapshot from the files: remove jobs that have ended since, add jobs that have started.
+
+        `now`: monotonic seconds.
         """
         if not (self.is_on and present.is_complete):
             return Merged(look)
@@ -112,9 +116,7 @@ class FiledJobs:
         return Merged(look._replace(jobs=jobs, node=look.node._replace(used=used)), disputed)
 
     def forget(self, look: SlurmSnapshot, present: Present, ended: Set[str]) -> None:
-        """Forget jobs that slurmctld has reported since, and jobs that are known to have ended. `ended`: jobs that
-        ended in this poll.
-        """
+        """Forget jobs that slurmctld has reported, and jobs that have ended. `ended`: those of this poll."""
         self._spoken = {
             job: run._replace(is_over=run.is_over or job in ended)
             for job, run in self._spoken.items()
@@ -122,9 +124,7 @@ class FiledJobs:
         }
 
     def _has_ended(self, look: SlurmSnapshot, job: str, present: Present, new: Mapping[str, JobFile]) -> bool:
-        """Whether a job without step and file has ended. slurmctld's report takes precedence if it is newer than the
-        job's file.
-        """
+        """Whether a job without step and file has ended. slurmctld's report counts if it is newer."""
         run = self._spoken.get(job)
         is_seen = not present.steps.unseen or (run is not None and run.is_over)
         is_over = run is not None and look.jobs[job].asked <= run.seen and job not in present.stale and is_seen
@@ -132,8 +132,10 @@ class FiledJobs:
 
 
 def _is_replaced(look: SlurmSnapshot, job: str, new: Mapping[str, JobFile]) -> bool:
-    """Whether a job without step and file lost its GPUs to a job that started later. With PrologFlags=Contain, each
-    running job has a step, except a job that has just started. So a missing step alone frees no GPU.
+    """Whether a job without step and file lost its GPUs to a job that started later.
+
+    With PrologFlags=Contain, each running job has a step, except a job that has just started. So a missing step alone
+    frees no GPU.
     """
     claimed = {index for file in new.values() for index in file.indexes}
     is_over = "contain" in look.config.prolog_flags and look.jobs[job].job.state == "RUNNING"
@@ -141,7 +143,7 @@ def _is_replaced(look: SlurmSnapshot, job: str, new: Mapping[str, JobFile]) -> b
 
 
 def is_whole(file: JobFile, look: SlurmSnapshot) -> bool:
-    """Whether a file contains all required data about a job that runs only on this node."""
+    """Whether a file contains all required data about a job, and the job runs only on this node."""
     run = file.run
     return run is not None and bool(file.indexes) and run.cluster == look.config.cluster and run.nodes == 1
 
@@ -170,7 +172,7 @@ def read_job(job: str, file: JobFile) -> Job:
 
 
 def start_of_run(job: Job, file: JobFile, ahead_s: float) -> float | None:
-    """The start time that identifies a run. It is the same before and after slurmctld has reported the job.
+    """The start time (Unix seconds) that identifies a run, the same before and after slurmctld has reported the job.
 
     Before 23.02, Slurm does not pass the job's start to the prolog, so the prolog's date is used. slurmctld's date may
     be slightly earlier. A file that is older than this run is from an earlier job with the same number. `ahead_s`: as
@@ -183,11 +185,11 @@ def start_of_run(job: Job, file: JobFile, ahead_s: float) -> float | None:
 
 
 def start_here(start: float | None, file: JobFile, ahead_s: float) -> float | None:
-    """The start of a job by this host's clock, which is `ahead_s` ahead of slurmctld's. `start`: from the job's row.
+    """The start of a job by this host's clock, which is `ahead_s` ahead of slurmctld's clock.
 
-    If the prolog ran at once, its date is used: the epilog's date has the same clock and the same delay, so their
-    difference is the duration that slurmctld counts. A prolog may also run minutes later, after another prolog, while
-    the job already has its GPUs. Its date is then not used.
+    `start`: the start in the job's row. If the prolog ran at once, the prolog's date is used instead. The epilog's date
+    has the same clock and the same delay, so end minus start is the duration that slurmctld counts. If the prolog ran
+    minutes later, after another prolog, the job already had its GPUs, and the prolog's date is not used.
     """
     is_by_file = file.run is not None and file.run.start is None and start == file.start_wall
     if start is None or is_by_file:

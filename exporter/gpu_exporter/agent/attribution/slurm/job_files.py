@@ -1,4 +1,4 @@
-"""Reads the files of a site's prolog and epilog. They show which jobs hold GPUs of this node, without asking slurmctld.
+"""Reads the files of a site's prolog and epilog: they show which jobs hold GPUs of this node, without slurmctld.
 
 Three layouts are detected by their content:
 
@@ -43,8 +43,10 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class FiledRun(NamedTuple):
-    """The owner and the run of a job, from the prolog's environment. `start`: Unix seconds of slurmctld's clock, None
-    before Slurm 23.02. `account` and `partition` may be "". `nodes`: how many nodes the job has.
+    """The owner and the run of a job, from the prolog's environment.
+
+    `start`: Unix seconds of slurmctld's clock, None before Slurm 23.02. `account` and `partition` may be "". `nodes`:
+    number of the job's nodes.
     """
 
     user: str
@@ -58,8 +60,10 @@ class FiledRun(NamedTuple):
 
 
 class JobFile(NamedTuple):
-    """The prolog's record of one job: its positions (IDX) and UUIDs in the same order. Each may be missing. `run`: None
-    if the record is incomplete. `began_wall`: when the prolog ran.
+    """The prolog's record of one job.
+
+    Its positions (IDX) and UUIDs are in the same order; each may be missing. `run`: None if the record is incomplete.
+    `began_wall`: when the prolog ran (Unix seconds).
     """
 
     indexes: tuple[int, ...] = ()
@@ -70,14 +74,14 @@ class JobFile(NamedTuple):
 
     @property
     def start_wall(self) -> float:
-        """The job's start from slurmctld, otherwise the time of its prolog. In whole seconds, as in Slurm."""
+        """The job's start in whole Unix seconds, as in Slurm: from slurmctld, otherwise the time of its prolog."""
         if self.run is not None and self.run.start is not None:
             return self.run.start
         return math.floor(self.written_wall) if self.began_wall is None else self.began_wall
 
 
 class EndedJob(NamedTuple):
-    """A job that returned its GPUs at `end_wall` (whole Unix seconds, as in Slurm)."""
+    """A job that gave its GPUs back at `end_wall` (whole Unix seconds, as in Slurm)."""
 
     job_id: str
     file: JobFile
@@ -85,17 +89,14 @@ class EndedJob(NamedTuple):
 
 
 class Filed(NamedTuple):
-    """The jobs by id. `problem`: names a file that cannot be parsed, so that jobs may be missing; "" without such a
-    file.
-    """
+    """The jobs by id. `problem`: names a file that cannot be parsed, so jobs may be missing; otherwise ""."""
 
     jobs: dict[str, JobFile]
     problem: str = ""
 
 
 def read_job_files(directory: Path) -> Filed:
-    """The jobs in the files of `directory`. Raises FileNotFoundError if the directory is missing, SourceError for other
-    errors.
+    """The jobs in the files of `directory`. Raises FileNotFoundError if it is missing, else SourceError.
 
     A user who can write to the directory could make any GPU look held. So only root or the exporter's user may have
     write access.
@@ -131,11 +132,10 @@ def read_job_files(directory: Path) -> Filed:
 
 
 def read_ended(directory: Path, known: Mapping[str, Stamp]) -> tuple[list[EndedJob], dict[str, Stamp]]:
-    """The ended jobs from the files of gpu-exporter's epilog, and the state of each file. Only jobs whose file differs
-    from its state in `known` are returned.
+    """Jobs that have ended, from the files of gpu-exporter's epilog, and the present state of each file.
 
-    Empty if no epilog writes files. Skips files that cannot be parsed. Raises SourceError if other users may write to
-    the directory.
+    Only jobs with a file that differs from its state in `known` are returned. Empty if no epilog writes files. Files
+    that cannot be parsed are skipped. Raises SourceError if other users may write to the directory.
     """
     try:
         handle = os.open(directory / ENDED, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -159,7 +159,7 @@ def read_ended(directory: Path, known: Mapping[str, Stamp]) -> tuple[list[EndedJ
 
 
 def _parse_ended(text: str, written: float) -> EndedJob:
-    """Raises ValueError or KeyError if the file was not written by gpu-exporter's epilog."""
+    """Parse a file of gpu-exporter's epilog. Raises ValueError or KeyError for any other text."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     job, jobs = values["job"], dict[str, JobFile]()
     _add(jobs, job, text, written)
@@ -167,9 +167,9 @@ def _parse_ended(text: str, written: float) -> EndedJob:
 
 
 def read_trusted(path: Path, most: int) -> str:
-    """The text of a file that other users cannot write, in a directory that they cannot write to.
+    """The text of a file, if other users can write neither to the file nor to its directory.
 
-    Raises OSError, ValueError; SourceError if other users may write to the directory or the file.
+    Raises OSError, ValueError, and SourceError if other users may write there.
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -187,16 +187,14 @@ def _check_writers(status: os.stat_result, name: str, owner: int = 0) -> None:
 
 
 def _read(directory: int, name: str, most: int = READ_MAX, owner: int = 0) -> tuple[str, float]:
-    """Text and date of a file that belongs to root, the exporter's user or `owner`. Raises OSError, ValueError,
-    SourceError.
-    """
+    """Text and date of a file of root, the exporter's user or `owner`. Raises OSError, ValueError, SourceError."""
     with open_regular(name, lambda status: _check_writers(status, "the file", owner), directory=directory) as file:
         written = os.fstat(file.fileno()).st_mtime
         return read_within(file, name, most).decode("ascii"), written
 
 
 def _run(values: Mapping[str, str]) -> FiledRun | None:
-    """The run of a job. None if a required value is missing or not in slurmd's form."""
+    """Parse the job's run. None if a value is missing or is not in slurmd's form: the record is then incomplete."""
     words = {name: value if WORD.fullmatch(value) else "" for name, value in values.items()}
     numbers = {name: whole(words.get(name, ""), WHOLE_MAX) for name in ("uid", "restarts", "start", "nodes")}
     user, cluster, start, nodes = words.get("user", ""), words.get("cluster", ""), numbers["start"], numbers["nodes"]

@@ -1,8 +1,8 @@
-"""Remembers Slurm's report about this node over a restart of the exporter, until slurmctld answers again.
+"""Saves Slurm's last report about this node, to use it after a restart of the exporter until slurmctld answers.
 
-A remembered job counts only while there is proof that it is the same run: one of its remembered processes still runs,
-or its prolog's file has the same date. The job number alone proves nothing, because a requeued job keeps its number and
-gets other GPUs. Without such proof, a GPU in use is held by an unknown holder.
+A saved job counts only while there is proof that it is the same run: one of its saved processes still runs, or its
+prolog's file has the same date. The job number alone proves nothing, because a requeued job keeps its number and gets
+other GPUs. Without such proof, a GPU in use is held by an unknown holder.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ BOOT_MAX_S = 60.0  # the boot time moves with the clock; the time of another boo
 
 
 class Run(NamedTuple):
-    """The evidence for one run of a job: its processes with their start times (seconds after boot), and the date of its
-    file.
-    """
+    """Identifies one run of a job: its processes with start times (seconds after boot), and its file's date."""
 
     processes: Mapping[int, float]
     filed_wall: float | None
@@ -45,7 +43,7 @@ class SlurmMemory:
         self._saved_look = 0.0
 
     def keep(self, look: SlurmSnapshot, present: Present, now: float, wall: float) -> None:
-        """Remember this snapshot. `now` (monotonic seconds) and `wall` (Unix seconds) are the same moment."""
+        """Save this snapshot. `now` (monotonic seconds) and `wall` (Unix seconds) are the same moment."""
         is_new = look.asked != self._saved_look
         if not self._file.is_kept or not (is_new or now - self._saved_at >= SAVE_EACH_S):
             return
@@ -58,9 +56,7 @@ class SlurmMemory:
         self._file.write(body, PRIVATE)  # it names users
 
     def recall(self, present: Present, now: float, wall: float) -> SlurmSnapshot | None:
-        """The remembered snapshot, with only the jobs that are proven to be still the same runs. None without a valid
-        snapshot.
-        """
+        """The saved snapshot, with only the jobs that are proven to be the same runs. None without a valid snapshot."""
         data = self._file.read()
         if data is None:
             return None

@@ -1,4 +1,4 @@
-"""Decides when a node sends requests to slurmctld, which serves the whole cluster."""
+"""Decides when this node sends requests to slurmctld. All nodes of the cluster share one slurmctld."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ BURST = 12.0  # early questions because a job started or ended here; one is adde
 
 
 class Pace:
-    """Plans one request every `each_s` seconds, spread over the nodes, and a limited number of earlier requests after
-    changes.
+    """Plans one request every `each_s` seconds, and a limited number of earlier requests after changes.
+
+    A random part of the interval spreads the requests of the nodes.
     """
 
     def __init__(self, each_s: float, spread: Callable[[], float] = random.random) -> None:
@@ -45,8 +46,10 @@ class Pace:
         return True
 
     def answered(self, now: float, took_s: float, unsettled: bool, quiet: bool = False) -> None:
-        """Set the time of the next request. `took_s`: duration of the last request. `unsettled`: a job is starting or
-        ending, so the answer will soon change. `quiet`: the node detects every change without a request.
+        """Set the time of the next request after an answer. `took_s`: duration of the last request.
+
+        `unsettled`: a job is starting or ending, so the answer will soon change. `quiet`: the node detects every change
+        without a request.
         """
         self._failed, self._asked = 0, now
         longest = max(self._each_s * (1.0 + SPREAD * self._spread()), COST * took_s)
@@ -81,5 +84,5 @@ class Retry:
         return True
 
     def settle(self) -> None:
-        """Note that the data is complete again. The next wait begins with the first interval."""
+        """Note that no data is missing. The next wait begins with the first interval."""
         self._at, self._wait_s = -math.inf, self._first_s

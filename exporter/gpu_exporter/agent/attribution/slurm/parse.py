@@ -2,8 +2,8 @@
 
 The parser uses only text that a job's owner cannot forge: columns of squeue that Slurm and its administrators fill, the
 record of a node, and JSON, in which a job's name or comment cannot imitate another field. The plain text of `scontrol
-show job` contains names and comments without escapes. It is therefore the last resort, and an ambiguous record is
-ignored (docs/decisions/0001).
+show job` contains names and comments without escapes. The parser therefore uses this text only as a last resort, and
+ignores an ambiguous record (docs/decisions/0001).
 """
 
 from __future__ import annotations
@@ -61,8 +61,10 @@ class Job(NamedTuple):
 
 
 def parse_squeue(text: str) -> list[Job]:
-    """Parse the output of `squeue -h -O SQUEUE_FORMAT` under SLURM_TIME_FORMAT=%s. Skips lines that it cannot parse;
-    the GPUs of these jobs are then unattributed. Raises SourceError if it can parse no line.
+    """Parse the output of `squeue -h -O SQUEUE_FORMAT` under SLURM_TIME_FORMAT=%s.
+
+    Skips lines that it cannot parse; the GPUs of these jobs then have no holder. Raises SourceError if it can parse no
+    line.
     """
     jobs: list[Job] = []
     odd = ""
@@ -98,10 +100,10 @@ def parse_squeue(text: str) -> list[Job]:
 
 
 def parse_listpids(text: str) -> dict[str, frozenset[int]]:
-    """Parse the output of `scontrol listpids`: the pids of each job id. Only the columns PID and JOBID are read.
+    """Return the pids of each job id in the output of `scontrol listpids`. Only the columns PID and JOBID are read.
 
-    The extern step has no process of its own (pid -1), but its job is listed. Skips lines that it cannot parse. Raises
-    SourceError if it can parse no line.
+    The extern step has no process of its own (pid -1), but its job is in the result. Skips lines that it cannot parse.
+    Raises SourceError if it can parse no line.
     """
     pids: dict[str, set[int]] = {}
     odd = ""
@@ -124,10 +126,10 @@ def _is_number(text: str) -> bool:
 
 
 class JobGpus(NamedTuple):
-    """The GPUs of a job on one node by IDX, and the number of its GPUs on all nodes.
+    """The GPUs (IDX) of a job on one node, and the number of its GPUs on all nodes.
 
-    `total`: whole GPUs plus GPUs of which the job has a part. None if Slurm does not report which GPU a part is from.
-    `unnamed`: GPUs on this node that Slurm counts without an IDX. `shared`, `unnamed_share`: as in Gres.
+    `total`: number of the GPUs of which the job has all or a part; None if Slurm does not report which GPU a part is
+    from. `unnamed`: GPUs on this node that Slurm counts without an IDX. `shared`, `unnamed_share`: as in Gres.
     """
 
     indexes: tuple[int, ...]
@@ -155,7 +157,7 @@ def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
 
 
 def _read_gpus(row: dict[str, Any], node: str) -> JobGpus | None:
-    """None while the job has no nodes, because its GPUs are then unknown."""
+    """Parse one job's GPUs. None while the job has no nodes: its GPUs are then unknown."""
     by_node = divide_gpus(row["nodes"], row["gres_detail"])
     if not by_node:
         return None
@@ -181,11 +183,10 @@ def divide_gpus(names: Any, details: Any) -> dict[str, JobGpus]:
 
 
 class NodeRecord(NamedTuple):
-    """The output of `scontrol show node -d`: the GPUs of the node as (type, count) in the order of slurm.conf, and the
-    GPUs in use.
+    """The GPUs of a node and the GPUs in use, from `scontrol show node -d`.
 
-    If GPUs have no type, Slurm may print only the number of GPUs in use, without positions. `used` then has this
-    number. `slurmd_start`: Unix seconds, None if missing.
+    `configured`: (type, count) in the order of slurm.conf. `used`: the GPUs in use. If GPUs have no type, Slurm may
+    print only their number without positions. `slurmd_start`: Unix seconds, None if missing.
     """
 
     configured: tuple[tuple[str, int], ...]
@@ -194,7 +195,7 @@ class NodeRecord(NamedTuple):
 
 
 def parse_node(text: str) -> NodeRecord:
-    """The record of one node, under SLURM_TIME_FORMAT=%s. Raises SourceError if it has no GresUsed."""
+    """Parse the record of one node, printed under SLURM_TIME_FORMAT=%s. Raises SourceError if it has no GresUsed."""
     used = _field(text, r"^\s*GresUsed=(\S*)\s*$")
     if used is None:
         raise SourceError("scontrol show node -d prints no GresUsed, so the exporter cannot see which GPUs are free")
@@ -207,13 +208,12 @@ def parse_node(text: str) -> NodeRecord:
 
 
 def read_node(configured: str, used: str, slurmd_start: float | None) -> NodeRecord:
-    """Make a record from two GRES texts of Slurm: the GRES of the node, and the GRES in use. Raises ValueError."""
+    """Make a record from two texts in Slurm's GRES notation: all GPUs, and those in use. Raises ValueError."""
     return NodeRecord(_configured(configured), parse_gres(used), slurmd_start)
 
 
 def parse_sinfo(text: str) -> Gres:
-    """The GRES in use on one node, from `sinfo -h -N -n NODE -O SINFO_FORMAT`, which prints one line for each
-    partition.
+    """The GPUs in use on one node, from `sinfo -h -N -n NODE -O SINFO_FORMAT`, which prints a line for each partition.
 
     Raises SourceError if the output cannot be parsed.
     """
@@ -239,7 +239,7 @@ def _field(text: str, pattern: str) -> str | None:
 
 
 class SlurmConfig(NamedTuple):
-    """Settings from `scontrol show config`: names as printed, "" if missing; lists in lower case."""
+    """Settings from `scontrol show config`: names as Slurm prints them, lists in lower case, "" if missing."""
 
     cluster: str
     path: str
@@ -263,9 +263,9 @@ def parse_config(text: str) -> SlurmConfig:
 
 
 def parse_clock(text: str) -> float | None:
-    """The time of slurmctld when it answered `scontrol show config`, under SLURM_TIME_FORMAT=%s.
+    """The time on slurmctld's clock in `scontrol show config` (whole Unix seconds, None if missing).
 
-    In whole Unix seconds, None if missing.
+    The command must run under SLURM_TIME_FORMAT=%s.
     """
     wall = whole(_field(text, r"^Configuration data as of (\S+)\s*$") or "", WHOLE_MAX)
     return None if wall is None else wall + 0.0
@@ -279,9 +279,8 @@ _RECORD = re.compile(r"\n(?=JobId=\d+ )")
 def parse_job_text(text: str, job_id: str, node: str) -> JobGpus | None:
     """The GPUs of a job from `scontrol -o show job -d ID`, for a Slurm that is built without JSON.
 
-    Accepts only a single record whose device list contains nothing else, at the place where Slurm prints it. None for
-    any other text, because the job's name or comment may imitate a device list. The GPUs then have a holder without a
-    name.
+    Accepts only a single record that has a plain device list at the place where Slurm prints it. None for any other
+    text, because the job's name or comment may imitate a device list. The GPUs then have a holder without a name.
     """
     records = [record for record in _RECORD.split(text) if record.startswith(f"JobId={job_id} ")]
     if len(records) != 1:

@@ -1,4 +1,4 @@
-"""A collector's answer for one node, as JSON. Pure. Unknown fields are ignored."""
+"""A picture is the collector's answer for one node, as JSON. Pure. Unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ SCHEMA = 1
 
 
 class Picture(NamedTuple):
-    """The state of one node at `asked_wall` (Unix seconds). The collector renews it every `each_s` seconds. `jobs`: by
-    id, including jobs without GPUs.
+    """The state of one node at `asked_wall` (Unix seconds).
+
+    The collector renews it every `each_s` seconds. `jobs`: by id, including jobs without GPUs.
     """
 
     asked_wall: float

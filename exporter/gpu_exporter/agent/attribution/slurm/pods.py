@@ -2,9 +2,9 @@
 
 The kubelet gives such a pod its GPUs, and Slurm gives these GPUs to jobs. The holder is the job, and a GPU without a
 job is free for Slurm. A pod counts as a slurmd pod if the administrator configured its name, or if a process of this
-node's Slurm jobs was seen in it. The jobs in a slurmd pod are known in two cases: it is the only slurmd pod here, or a
-job of this node was seen in it. In all other cases, and without the Slurm source, the exporter does not know which job
-has a GPU. The pod is then shown as the holder, and is never judged.
+node's Slurm jobs was seen in the pod. The jobs in a slurmd pod are known in two cases: the pod is the only slurmd pod
+here, or a job of this node was seen in it. In all other cases, and without the Slurm source, the exporter does not know
+which job has a GPU. The pod is then shown as the holder, and is never judged.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ class SlurmPods:
         self._proven: frozenset[str] = frozenset()
 
     def apply(self, grants: Sequence[Grant], owners: Owners) -> tuple[Sequence[Grant], Owners]:
-        """Remove the slurmd pods from the grants, and from the owners of processes. Only Slurm's jobs remain as
-        holders.
-        """
+        """Remove slurmd pods as holders and as owners of processes. Only Slurm's jobs remain as holders."""
         here = {_id(grant.holder): grant.holder for grant in grants if grant.holder.pod}
         self._proven = (self._proven | _find_proven(grants, owners)) & here.keys()
         named = {pod for pod, holder in here.items() if self._is_named(holder)}
@@ -65,7 +63,7 @@ def _doubted(grant: Grant) -> Grant:
 
 
 def _outside(seen: UnitOwners, pods: frozenset[str]) -> UnitOwners:
-    """Replace slurmd pods as owners: their processes belong to a Slurm job, whose number may be unknown here."""
+    """Replace slurmd pods as owners of processes by a Slurm job, whose number may be unknown here."""
     uses: dict[ProcessOwner, Use] = {}
     for owner, use in seen.uses.items():
         whose = owner if pods.isdisjoint(owner.pods) else ProcessOwner(slurm=True, job=owner.job, step=owner.step)

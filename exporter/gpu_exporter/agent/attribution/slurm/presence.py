@@ -1,4 +1,4 @@
-"""Finds the jobs on this node without slurmctld: by their steps, and by the files of a prolog."""
+"""Finds the jobs on this node without slurmctld, by their steps (started parts of a job) and by a prolog's files."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ TOLD_MAX = 1024  # ends that are remembered; the epilog keeps 256
 
 
 class Present(NamedTuple):
-    """The jobs at one moment. `files`: by job id. `notices`: texts about missing data. `ended`: jobs that have ended
-    since the last read, from gpu-exporter's epilog. `stale`: jobs whose files are ignored, because the jobs have had no
-    step for STALE_S: the epilog failed, or another prolog is slow.
+    """The jobs on this node at one moment.
 
-    `is_complete`: every job with GPUs has a file, and the job of every file is known to be alive.
+    `files`: by job id. `notices`: texts about missing data. `ended`: jobs that have ended since the last read, from
+    gpu-exporter's epilog. `stale`: jobs with ignored files, because the jobs have had no step for STALE_S: the epilog
+    failed, or another prolog is slow. `is_complete`: every job with GPUs has a file, and every job with a file still
+    runs.
     """
 
     steps: Steps = Steps({})
@@ -46,8 +47,9 @@ class Present(NamedTuple):
 
 
 class Presence:
-    """Reads steps and files. `directory`: where the site's prolog writes. None: the default directory of gpu-exporter's
-    prolog, if it exists.
+    """Reads the steps of jobs and the files of the prolog.
+
+    `directory`: where the site's prolog writes. None: the default directory of gpu-exporter's prolog, if it exists.
     """
 
     def __init__(self, steps: StepReader, directory: Path | None, clock: Clock) -> None:
@@ -61,7 +63,7 @@ class Presence:
         self._read_ended()
 
     def read(self, flags: Set[str] | None) -> Present:
-        """`flags`: Slurm's PrologFlags, in lower case; None while they are unknown."""
+        """Find the present jobs. `flags`: Slurm's PrologFlags, in lower case; None while they are unknown."""
         notices: list[str] = []
         steps = self._read_steps()
         filed = self._read_files(notices)
@@ -106,8 +108,10 @@ class Presence:
         return steps
 
     def _read_ended(self) -> tuple[EndedJob, ...]:
-        """Jobs that have ended since the exporter started, each once. File dates are not compared, because a chmod or a
-        clock change can change them.
+        """Jobs that have ended since the exporter started, each once.
+
+        The time in a file identifies the end. The date of the file does not, because a chmod or a clock change changes
+        it.
         """
         try:
             found, self._stamps = read_ended(self._directory or DEFAULT_PLACE, self._stamps)

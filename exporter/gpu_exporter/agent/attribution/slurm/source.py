@@ -1,10 +1,10 @@
-"""Jobs from Slurm: which job has which GPU of this node.
+"""Reports which Slurm job has which GPU of this node.
 
 Every poll reads which jobs are on this node, from the node alone (presence.py). The source asks slurmctld for the GPUs
-of each job (controller.py) when a job starts or ends here, and otherwise about once a minute (pace.py). It does not ask
-if the prolog's files show which jobs have GPUs. For jobs that are not visible on the node, an answer counts until the
-next request. gres.conf defines which GPU an IDX means (gres/conf.py). If gres.conf proves no order, a GPU is known only
-by a UUID that the prolog wrote.
+of each job (controller.py) when a job starts or ends here, and otherwise about once a minute (pace.py). The source does
+not ask if the prolog's files show which jobs have GPUs. For jobs that are not visible on the node, an answer counts
+until the next request. gres.conf defines which GPU an IDX means (gres/conf.py). If gres.conf proves no order, a GPU is
+known only by a UUID that the prolog wrote.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ RESTART_S = 5.0
 
 
 class SlurmOptions(NamedTuple):
-    """The paths and names that the source uses. `node`: NodeName of this node, "" for its short host name. `gres_conf`:
-    None for the usual places. `procfs`: the host's /proc. `job_files`: directory of the prolog's files, None for the
-    usual place. `collected`: address or directory of a collector, which then replaces slurmctld. `state`: directory for
-    state that survives a restart, None to keep no state. `keeps_state`: whether this process writes there.
+    """The paths and names that the source uses.
+
+    `node`: NodeName of this node, "" for its short host name. `gres_conf`: None for the usual places. `procfs`: the
+    host's /proc. `job_files`: directory of the prolog's files, None for the usual place. `collected`: address or
+    directory of a collector, which then replaces slurmctld. `state`: directory for state that survives a restart, None
+    to keep no state. `keeps_state`: whether this process writes there.
     """
 
     node: str = ""
@@ -118,7 +120,7 @@ class SlurmSource:
         self._settled: set[str] = set()  # jobs that had a step here at some look
 
     def poll(self) -> Answer:
-        """The jobs' grants. Raises SourceError if slurmctld has never answered, and no answer is remembered."""
+        """Return the jobs' grants. Raises SourceError if slurmctld has never answered, and no answer was saved."""
         now = self._clock.monotonic()
         present = self._presence.read(self._look.config.prolog_flags if self._look is not None else None)
         self._ended = [*self._ended, *present.ended][-ENDED_MAX:]
@@ -143,8 +145,9 @@ class SlurmSource:
         return self._answer(self._look, present)
 
     def _watch(self, present: Present) -> Watched:
-        """The jobs whose change requires a request to slurmctld, and the stopped jobs among them. If a prolog writes
-        files, jobs without a file hold no GPU, and some files are sufficient without a request.
+        """The jobs that need a request to slurmctld when they change, and the stopped jobs among them.
+
+        If a prolog writes files, jobs without a file hold no GPU, and jobs with a sufficient file need no request.
         """
         jobs = present.jobs
         if present.is_complete and self._look is not None:
@@ -156,8 +159,9 @@ class SlurmSource:
         return jobs, present.steps.stopped & jobs
 
     def _newer_slurmd(self) -> float | None:
-        """The start time of slurmd if slurmd has restarted since Slurm's last report about the node, so the report is
-        out of date. Otherwise None.
+        """The start time of a slurmd that is newer than Slurm's last report about the node, which is then out of date.
+
+        None if slurmd has not restarted since that report.
         """
         start = self._slurmd.start_wall()
         known = self._look.node.slurmd_start if self._look is not None else None
@@ -189,7 +193,7 @@ class SlurmSource:
         self._renewed_s = min(self._pace.interval_s + look.each_s, INTERVAL_MAX_S)
 
     def _answer(self, look: SlurmSnapshot, present: Present) -> Answer:
-        """Grants of the jobs that the node's own record confirms, and of the GPUs in use that belong to no known job.
+        """Make grants for the jobs that the node's record confirms, and for GPUs in use without a known job.
 
         Raises SourceError if the jobs contradict the record, and it is unclear which job is wrong.
         """
@@ -245,7 +249,7 @@ class SlurmSource:
         )
 
     def _list_notices(self, look: SlurmSnapshot, present: Present) -> list[str]:
-        """Messages about states that people should know, and that make no grant wrong."""
+        """Messages for people about states that make no grant wrong."""
         notices = list(present.notices)
         hidden, late = sorted(look.in_use() - look.claimed()), sorted(_list_late(look, present))
         if hidden:
@@ -257,9 +261,7 @@ class SlurmSource:
         return notices
 
     def _count_surplus(self, look: SlurmSnapshot) -> list[str]:
-        """Problems of a node whose record has no positions. Raises SourceError if the jobs have more GPUs than the
-        record.
-        """
+        """Problems of a node without positions in its record. Raises SourceError if the jobs have more GPUs."""
         if not look.node.used.unnamed:
             return []
         surplus = look.surplus()
@@ -317,9 +319,7 @@ class SlurmSource:
         return grants
 
     def _list_ended(self, look: SlurmSnapshot, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
-        """The grants of jobs that have ended since the last poll, up to their end, and the number of ended jobs without
-        a grant.
-        """
+        """Grants of jobs that have ended since the last poll, and the number of ended jobs without a grant."""
         now, wall = self._clock.monotonic(), self._clock.wall()
         ahead_s = how_far_ahead(look.clock, now, wall)
         ended: list[Grant] = []
@@ -342,11 +342,11 @@ class SlurmSource:
         return tuple(ended), missed
 
     def _is_here(self, job_id: str, present: Present) -> bool:
-        """Whether this poll proves, without slurmctld, that the job still holds the GPUs of the last snapshot."""
+        """Whether this poll proves that the job still holds its GPUs of the last snapshot, without asking slurmctld."""
         return job_id in present.jobs and job_id not in self._again
 
     def _as_of(self, look: SlurmSnapshot, grant: Grant) -> Grant:
-        """Date a grant that only slurmctld proves: it is as old as slurmctld's answer."""
+        """Set the date of a grant to the time of slurmctld's answer, for a job that only slurmctld reports."""
         return grant._replace(confirmed=look.asked, renewed_s=self._renewed_s)
 
     def _holder(self, job: Job, config: SlurmConfig, gpus: JobGpus, began: float | None) -> Holder:
@@ -372,7 +372,7 @@ class SlurmSource:
         )
 
     def _hidden(self, index: int, config: SlurmConfig) -> Holder:
-        """A holder without a name, for a GPU that is in use by the node's own record."""
+        """Make a holder without a name, for a GPU that is in use by the node's record but has no known job."""
         return Holder(
             key=HolderKey("slurm", f"{config.cluster}/hidden/{index}"),
             cluster=config.cluster,
@@ -397,15 +397,16 @@ class _Granted(NamedTuple):
 
 
 def _count_devices(order: GpuOrder, node: NodeRecord) -> int | None:
-    """The number of GPUs in Slurm's record of this node, if gres.conf has the same number. Otherwise None, because the
-    record may be an hour old, and an administrator may drain a node for a wrong number.
+    """The number of GPUs that Slurm counts on this node. None unless gres.conf has the same number.
+
+    Slurm's record may be an hour old, and because of a wrong number an administrator may drain the node.
     """
     counted = sum(count for _, count in node.configured)
     return counted if order.kind != "unknown" and len(order.minors) == counted else None
 
 
 def _list_late(look: SlurmSnapshot, present: Present) -> Set[str]:
-    """Jobs that are here, may have GPUs, and started after the collector's round."""
+    """Jobs on this node that may have GPUs and started after the collector's last round."""
     if not look.each_s:
         return frozenset()  # this node itself asks about each job that starts
     jobs = present.files.keys() if present.is_complete else present.jobs

@@ -1,7 +1,7 @@
 """Finds the jobs that have a step on this node, without asking slurmctld.
 
-`scontrol listpids` asks the slurmstepds of this node over sockets in SlurmdSpoolDir. It answers while slurmctld and
-slurmd are down, and needs no rights. It prints job numbers, even if processes remain in slurmd's cgroup
+`scontrol listpids` asks the slurmstepds of this node over sockets in SlurmdSpoolDir. The command works while slurmctld
+and slurmd are down, and needs no rights. It prints job numbers, even if processes remain in slurmd's cgroup
 (proctrack/linuxproc) or cgroups are named by SLUIDs (tried on 22.05.8 and 24.11.5). If one slurmstepd is just starting,
 or has died and left its socket, the command exits with status 1. 22.05.8 and 26.05 first print the list of the others,
 24.11.5 prints no list. A job between its prolog and its first step is not listed, unless PrologFlags has Contain: then
@@ -23,7 +23,7 @@ REFUSED = "Unable to connect to slurmstepd"
 
 
 class Steps(NamedTuple):
-    """The jobs that have a step here: the processes of each job, and the jobs whose processes are all stopped.
+    """The jobs that have a step here: the processes of each job, and the jobs with only stopped processes.
 
     `unseen`: why there may be more jobs, "" if the list is complete.
     """
@@ -34,7 +34,7 @@ class Steps(NamedTuple):
 
 
 class StepReader:
-    """Asks for the steps of one node. `procfs`: the host's /proc, to detect stopped jobs."""
+    """Reads the steps on one node. `procfs`: the host's /proc, to detect stopped jobs."""
 
     def __init__(self, node: str, ask: Callable[[Sequence[str]], str], procfs: Procfs) -> None:
         self._node = node
@@ -43,7 +43,7 @@ class StepReader:
         self._listed: Mapping[str, frozenset[int]] = {}  # when all steps were last listed
 
     def read(self) -> Steps:
-        """The present steps. Raises SourceError if they are not visible."""
+        """Return the present steps. Raises SourceError if they are not visible."""
         unseen = ""
         try:
             out = self._ask(("scontrol", "listpids", "*", self._node))
@@ -64,7 +64,7 @@ class StepReader:
         return Steps(pids, stopped, unseen)
 
     def _is_stopped(self, pids: frozenset[int]) -> bool:
-        """Whether at least one process is visible, and all visible processes are stopped."""
+        """Whether at least one of these processes is visible, and all visible ones are stopped."""
         seen = False
         for pid in pids:
             stat = self._procfs.stat(pid)

@@ -1,1 +1,1 @@
-"""The NVML backend: the only place that imports pynvml."""
+"""Reads GPUs through NVML. No other package imports pynvml."""

@@ -1,6 +1,4 @@
-"""Queries one device. Remembers refused calls, reports missing permissions once, and splits the answer of a field
-query.
-"""
+"""Makes NVML calls for one device: remembers refused calls, and reports each missing permission once."""
 
 from __future__ import annotations
 
@@ -31,14 +29,12 @@ GRANTS = {
 
 
 class Asker:
-    """Queries one device. Remembers refused calls. `handle` can be replaced after the GPU was lost."""
+    """Makes NVML calls for one device. Remembers refused calls. `handle` can be replaced after the GPU was lost."""
 
     def __init__(
         self, library: Library, handle: Handle, support: SupportMatrix, label: str, warned: set[str] | None = None
     ) -> None:
-        """`warned`: calls for which a missing permission was already reported. Several askers for one device share this
-        set.
-        """
+        """`warned`: calls for which a missing permission was already reported, shared by all askers of a device."""
         self.library = library
         self.handle = handle
         self.support = support
@@ -47,9 +43,7 @@ class Asker:
         self._warned = set[str]() if warned is None else warned
 
     def __call__(self, call: str, *arguments: Any, about: object = None) -> Any:
-        """The answer of a call. Refusals are stored for (call, arguments), or for (call, `about`) if `about` is
-        given.
-        """
+        """Make a call and return its answer. `about`: replaces the arguments as the key of a stored refusal."""
         question = (call, about if about is not None else arguments)
         self.support.check(question)
         try:
@@ -73,9 +67,7 @@ class Asker:
         return answer
 
     def first(self, *calls: tuple[Any, ...]) -> Any:
-        """The answer of the first (call, *arguments) that the driver supports. Raises NotSupported if it supports
-        none.
-        """
+        """The answer of the first (call, *arguments) that the driver supports. Raises NotSupported without one."""
         for call, *arguments in calls[:-1]:
             try:
                 return self(call, *arguments)
@@ -93,16 +85,14 @@ class Asker:
 
 
 def refusal_of(call: str, code: int) -> DeviceError:
-    """The error for one value of a query. Some devices answer INVALID_ARGUMENT for a value that they do not support."""
+    """The exception for the return code of one value. Some devices return INVALID_ARGUMENT for an unsupported value."""
     if code == nvml.NVML_ERROR_INVALID_ARGUMENT:
         return NotSupported(call, nvml.error_name(code))
     return device_error(call, nvml.error_name(code))
 
 
 class Fields:
-    """Field values of one device. One call of nvmlDeviceGetFieldValues returns many values, each with its own return
-    code.
-    """
+    """Reads many field values with one call of nvmlDeviceGetFieldValues. Each value has its own return code."""
 
     CALL = "nvmlDeviceGetFieldValues"
 
@@ -111,8 +101,7 @@ class Fields:
         self.errors: list[DeviceError] = []
 
     def read(self, *wanted: int | tuple[int, int]) -> dict[int | tuple[int, int], float]:
-        """Read the values of these fields. The keys are as in `wanted`: id, or (id, scope). Unsupported fields are
-        omitted.
+        """Read these fields, given as id or (id, scope). The result has the same keys, without unsupported fields.
 
         If a single field fails, its error is added to `errors`. Raises DeviceError if the whole call fails.
         """
@@ -139,7 +128,7 @@ class Fields:
         return found
 
     def refuse(self, field: int | tuple[int, int]) -> None:
-        """Treat a field as unsupported because it has stopped answering. It is read again only every RETRY_S."""
+        """Treat a field that has stopped answering as unsupported: from now on, read it only every RETRY_S."""
         self._ask.support.give_up((self.CALL, field), NotSupported(self.CALL, "NVML_ERROR_NO_DATA"))
 
     def ask_again(self, field: int | tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""NVML's numeric constants under their NVML names, in one table.
+"""NVML's numeric constants under their NVML names.
 
 Older versions of pynvml lack some of these names, so the backend uses this table instead. A test compares every row
 with the newest pynvml. Source: nvml.h, as published with nvidia-ml-py 13.615.71.

@@ -1,4 +1,4 @@
-"""One GPU as NVML reports it.
+"""Reads one GPU through NVML.
 
 All unit conversions of a device are here: percent to ratio, milliwatts to watts, millijoules to joules, MHz to hertz,
 KiB to bytes, nanoseconds and microseconds to seconds. If a driver lacks a newer call, the device uses an older call (a
@@ -87,7 +87,7 @@ ENGINE_CALLS = {
 
 
 def _list_bits(words: Sequence[int]) -> frozenset[int]:
-    """The positions of the bits that are set. `words`: WORD_BITS bits each, the lowest word first."""
+    """The positions of the bits that are set. Each of `words` has WORD_BITS bits, the first has the lowest bits."""
     whole = sum(word << (WORD_BITS * position) for position, word in enumerate(words))
     return frozenset(bit for bit in range(whole.bit_length()) if whole >> bit & 1)
 
@@ -118,7 +118,7 @@ class NvmlDevice(Device):
         return self.ask.handle
 
     def identify(self) -> None:
-        """Read the facts of the identity that are still unknown. A fact that fails is retried at the next call."""
+        """Read the parts of the identity that are still unknown. If a part cannot be read, the next call retries it."""
         if not self._unread:
             return
         for fact, call in FACTS.items():
@@ -143,9 +143,7 @@ class NvmlDevice(Device):
             self.identity = self.identity._replace(**known)
 
     def is_alive(self) -> bool:
-        """Whether the GPU still answers most of SIGNS_OF_LIFE. Called after one call has reported that the GPU is
-        lost.
-        """
+        """Whether the GPU still answers most of SIGNS_OF_LIFE, after one call has reported that the GPU is lost."""
         answered = lost = 0
         for call, *arguments in SIGNS_OF_LIFE:
             try:
@@ -158,9 +156,7 @@ class NvmlDevice(Device):
         return answered > lost
 
     def _one(self, call: str, *arguments: Any, is_static: bool = False) -> Any:
-        """Read one of several values. None if it is not available. A failure is counted, and does not affect other
-        values.
-        """
+        """Read one of several values, None if it is not available. A failure is counted, and other values remain."""
         try:
             return self._static(call, *arguments) if is_static else self.ask(call, *arguments)
         except NotSupported:
@@ -201,7 +197,7 @@ class NvmlDevice(Device):
         self._nvlink = self._make_nvlink()
 
     def _slow_answer(self, call: str) -> Any:
-        """An answer that changes only when an administrator changes it. It is cached for SLOW_ANSWER_TTL_S."""
+        """Return an answer that only an administrator's action changes. It is cached for SLOW_ANSWER_TTL_S."""
         known = self._recent.get(call)
         now = self._clock.monotonic()
         if known is None or now - known[0] >= SLOW_ANSWER_TTL_S:
@@ -209,16 +205,14 @@ class NvmlDevice(Device):
         return known[1]
 
     def _static(self, call: str, *arguments: Any) -> Any:
-        """An answer that never changes for the same handle, so it is read only once."""
+        """Return an answer that never changes for the same handle. The driver is asked only once."""
         key = f"{call}{arguments}"
         if key not in self._once:
             self._once[key] = self.ask(call, *arguments)
         return self._once[key]
 
     def _read_mig_mode(self) -> str:
-        """The MIG mode. Raises DeviceError if it is unknown, or if a board with MIG enabled now reports no support for
-        MIG.
-        """
+        """Read the MIG mode. Raises DeviceError if it is unknown, or if a board with MIG now denies supporting it."""
         try:
             return "enabled" if self.ask("nvmlDeviceGetMigMode") == nvml.NVML_DEVICE_MIG_ENABLE else "disabled"
         except NotSupported as exc:
@@ -389,8 +383,10 @@ class NvmlDevice(Device):
         return int(self._fields.one(nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
 
     def read_processes(self) -> Processes:
-        """With MIG, the call on the board needs more permissions, and some drivers omit the instance. Each instance is
-        then queried.
+        """Read the processes of the board, or with MIG of each instance if the board's answer is not complete.
+
+        With MIG, the call on the board needs more permissions, and some drivers do not report the instance of a
+        process.
         """
         found: Processes | None = None
         refusal: DeviceError | None = None
@@ -460,7 +456,7 @@ class NvmlDevice(Device):
         return instances
 
     def _memory_slices(self, memory_mib: float) -> int:
-        """Convert `memory_mib` to a number of the board's memory slices. 0 if the board's memory is unknown."""
+        """Convert memory in MiB to a number of the board's memory slices. 0 if the board's memory is unknown."""
         try:
             board = self._static("nvmlDeviceGetMemoryInfo", 0)[0]
         except DeviceError:
@@ -469,9 +465,7 @@ class NvmlDevice(Device):
         return slices if 0 < slices <= self.identity.mig_memory_slices else 0
 
     def _placement(self, uuid: str, gpu_instance: int) -> tuple[int, int] | None:
-        """The placement of an instance on the board, read once per instance. None if the driver does not permit this
-        user to read it.
-        """
+        """The placement (profile id, first slice) of an instance, read once. None if the driver does not permit it."""
         if uuid not in self._placements:
             placement: tuple[int, int] | None = None
             try:
@@ -534,7 +528,7 @@ class NvmlDevice(Device):
         return _divide(found, compute)
 
     def _read_facts(self, handle: Handle, uuid: str) -> Mapping[str, Any]:
-        """Read the facts that stay the same while an instance exists, by call. If a call fails, its old answer is kept.
+        """Read an instance's constant facts, by call. If a call fails, its old answer is kept.
 
         Raises DeviceError if the instance cannot be identified.
         """
@@ -561,9 +555,7 @@ def _slices_of(profile: str) -> float:
 def _divide(
     found: list[tuple[Handle, InstanceIdentity]], compute: Mapping[int, Sequence[int]]
 ) -> list[tuple[Handle, InstanceIdentity]]:
-    """Divide the slices of each GPU instance among its compute instances. The memory is counted with the first of
-    them.
-    """
+    """Divide the slices of each GPU instance among its compute instances. The first one gets the memory."""
     shares: dict[str, list[float]] = {}
     divided: list[tuple[Handle, InstanceIdentity]] = []
     for handle, identity in found:

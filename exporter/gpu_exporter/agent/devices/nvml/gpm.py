@@ -1,4 +1,4 @@
-"""GPU performance monitoring: takes two samples of the driver's counters, and computes the metrics between them.
+"""Reads GPM (GPU performance monitoring): two samples of counters, and the metrics that NVML computes between them.
 
 NVML compares two samples that are more than 100 ms apart (nvmlGpmSampleGet, note). Therefore each window keeps the
 sample of the last cycle, and a second buffer for the next sample. The buffers are allocated once and swapped.
@@ -43,7 +43,10 @@ class _SampleWindow:
 
 
 class GpmWindows:
-    """All windows of one process, by name. A name must be used by only one thread, and for only one kind of sample."""
+    """All windows (pairs of samples) of one process, by name.
+
+    A name must be used by only one thread, and for only one kind of sample.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -52,8 +55,8 @@ class GpmWindows:
     def read(self, raw: Any, name: str, gpu_instance: int, metrics: tuple[int, ...]) -> GpmAnswer | None:
         """The metrics since the last read of this window: (length in seconds, ((metric, return code, value), ...)).
 
-        Samples the GPU instance `gpu_instance` of the GPU `raw`, or `raw` itself (a GPU or a MIG device) if
-        `gpu_instance` is negative. None at the first read, and if the last sample is older than LONGEST_S or newer than
+        Samples the GPU instance `gpu_instance` of the GPU `raw`. If `gpu_instance` is negative, samples `raw` itself (a
+        GPU or a MIG device). None at the first read, and if the last sample is older than LONGEST_S or newer than
         SHORTEST_S. Raises NVMLError.
         """
         window = self._windows.get(name)
@@ -85,9 +88,7 @@ class GpmWindows:
 
 
 class _Queries(threading.local):
-    """Holds one nvmlGpmMetricsGet_t for each thread. The structure is large (20 KiB, room for every metric), so it is
-    reused.
-    """
+    """Keeps one nvmlGpmMetricsGet_t for each thread, to reuse it: the structure has 20 KiB."""
 
     def __init__(self) -> None:
         self.structure = structures.GpmMetrics()

@@ -1,4 +1,4 @@
-"""One MIG instance in NVML, and the reads that are the same for an instance and a whole GPU.
+"""Reads one MIG instance through NVML. Also has the reads that an instance and a whole GPU share.
 
 Conversions as in device.py: percent to ratio, MiB to bytes.
 """
@@ -29,8 +29,9 @@ NO_INSTANCE = 0xFFFFFFFF  # instance ids of a process that is on no MIG instance
 
 
 def read_memory(ask: Asker) -> Memory:
-    """Read the memory with version 2 of the call. Drivers before 510 have only version 1, which counts reserved memory
-    as used.
+    """Read the memory with version 2 of the call.
+
+    Drivers before 510 have only version 1, which counts reserved memory as used.
     """
     total, used, free, reserved = ask.first(
         ("nvmlDeviceGetMemoryInfo", nvml.NVML_MEMORY_V2), ("nvmlDeviceGetMemoryInfo", 0)
@@ -41,8 +42,7 @@ def read_memory(ask: Asker) -> Memory:
 
 
 def read_processes(ask: Asker, mig: str = "") -> Processes:
-    """The processes on the GPU or MIG instance that `ask` queries. `mig`: the instance, used if the answer contains
-    none.
+    """The processes on the GPU or MIG instance that `ask` queries. `mig`: the instance, if the answer names none.
 
     Version 3 of the calls is available since driver 510. A recording contains only the number of processes.
     """
@@ -74,9 +74,7 @@ def add_processes(parts: Sequence[Processes]) -> Processes:
 
 
 def _worst(codes: set[int]) -> DeviceError:
-    """The error to raise if a call returned no value: a lost GPU before other failures, and these before
-    NotSupported.
-    """
+    """Choose the error to raise if no call returned a value: a lost GPU first, NotSupported last."""
     errors = [refusal_of("nvmlGpmMetricsGet", code) for code in sorted(codes)]
     errors.sort(key=lambda error: (not isinstance(error, DeviceLost), isinstance(error, NotSupported)))
     return errors[0]
@@ -89,9 +87,7 @@ def read_gpm(
     engines: tuple[int, ...] = (),
     pipes: Mapping[str, int] = MappingProxyType({}),
 ) -> Gpm | None:
-    """Read GPM metrics. `ask` checks the return code of the call, this function checks the code of each metric. NaN
-    counts as missing.
-    """
+    """Read GPM metrics. Checks the return code of each metric (`ask` checks the call). NaN counts as missing."""
     wanted = (*nvml.GPM_METRICS, *engines, *pipes.values())
     answer = ask("nvmlGpmMetricsGet", window, gpu_instance, wanted, about=window)
     if answer is None:
@@ -139,7 +135,7 @@ class NvmlInstance:
     def __init__(
         self, ask: Asker, identity: InstanceIdentity, window: str, gpm: Asker, require_gpm: Callable[[], None]
     ) -> None:
-        """`window`: name of the GPM window. `gpm`: the asker for GPM, either the board's or the instance's.
+        """`window`: name of the GPM window. `gpm`: makes the GPM calls, for the board or for the instance.
 
         `require_gpm` raises NotSupported on a board without GPM.
         """

@@ -1,9 +1,8 @@
-"""The only module that calls NVML. Calls have their NVML names, answers are plain values, errors are the exporter's
-exceptions.
+"""Calls NVML. No other module does. Answers are plain values, errors are the exporter's own exceptions.
 
-`CALLS` is the complete list of calls that the exporter makes to the driver. A test compares it with an allow-list,
-because no call may change state or sleep (nvmlDeviceGetPcieThroughput sleeps for 20 ms). Answers are numbers, texts and
-tuples in NVML's units, which recording.py can store and replay.
+`CALLS` is the complete list of calls that the exporter makes to the driver, under their NVML names. A test compares it
+with an allow-list, because no call may change state or sleep (nvmlDeviceGetPcieThroughput sleeps for 20 ms). Answers
+are numbers, texts and tuples in NVML's units, which recording.py can store and replay.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SYSTEM = Handle("")
 
 
 class Library(Protocol):
-    """The interface between the backend and NVML. Behind it is a driver, or a recording of a driver."""
+    """The interface to NVML. The implementation calls a driver, or replays a recording of one."""
 
     def open(self) -> None:
         """Make the driver ready. Raises DriverUnavailable."""
@@ -42,7 +41,7 @@ class Library(Protocol):
         """Close the driver. Never raises."""
 
     def ask(self, call: str, handle: Handle = SYSTEM, *arguments: Any) -> Any:
-        """Make one of CALLS and return its answer. Raises DeviceError and its subclasses."""
+        """Make one of CALLS and return its answer. Raises DeviceError or one of its subclasses."""
 
 
 def _text(value: str | bytes) -> str:
@@ -50,7 +49,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _raw(name: str) -> Any:
-    """A function of the loaded library, also if this version of pynvml does not have it.
+    """Return a function of the loaded NVML library, even if this version of pynvml does not have it.
 
     Raises NotSupported if the library does not have the function.
     """
@@ -66,7 +65,7 @@ def _check(call: str, code: int) -> None:
 
 
 def _version_1(structure: type[ctypes.Structure]) -> int:
-    """NVML's version tag of a structure: its size, and the version in the highest byte."""
+    """The version number that NVML expects in a structure: its size, with version 1 in the highest byte."""
     return ctypes.sizeof(structure) | 1 << 24
 
 
@@ -102,7 +101,7 @@ def _processes(call: str, handle: Handle) -> processes.Answer:
 
 
 class _Buffers(threading.local):
-    """Structures that are reused for every call. Each thread has its own."""
+    """Buffers for NVML's structures, one set for each thread. They are reused for every call."""
 
     def __init__(self) -> None:
         self.fields: dict[tuple[tuple[int, int], ...], Any] = {}
@@ -117,7 +116,7 @@ _buffers = _Buffers()
 def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float], ...]:
     """The samples newer than `since_us`, as (stamp in microseconds, value). Empty if NVML answers NOT_FOUND.
 
-    pynvml would query the size of the ring each time. This function enlarges a full buffer and repeats the call
+    pynvml would query the number of samples each time. This function enlarges a full buffer and repeats the call
     instead.
     """
     call = "nvmlDeviceGetSamples"
@@ -141,10 +140,10 @@ def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float
 
 
 def _process_utilization(handle: Handle, since_us: int) -> tuple[tuple[int, int, int, int, int, int], ...] | int:
-    """The processes that worked since `since_us`: (pid, stamp in microseconds, percent of SM, memory, encoder,
-    decoder).
+    """The processes that worked since `since_us`.
 
-    Empty if NVML answers NOT_FOUND, which pynvml would raise as an error.
+    Each is (pid, stamp in microseconds, percent of SM, memory, encoder, decoder). Empty if NVML answers NOT_FOUND;
+    pynvml would raise an error.
     """
     call = "nvmlDeviceGetProcessUtilization"
     while True:
@@ -164,7 +163,7 @@ def _process_utilization(handle: Handle, since_us: int) -> tuple[tuple[int, int,
 
 
 def _fields(handle: Handle, ids: tuple[tuple[int, int], ...]) -> tuple[tuple[int, float], ...]:
-    """(return code, value) of each field, in the order of `ids`, which are (field, scope)."""
+    """Read fields. `ids`: (field, scope) of each. Returns (return code, value) of each, in the same order."""
     query = _buffers.fields.get(ids)
     if query is None:
         query = _buffers.fields[ids] = (structures.FieldValue * len(ids))()
@@ -197,13 +196,13 @@ def _memory(handle: Handle, version: int) -> tuple[int, int, int, int | None]:
 
 
 def _attributes(handle: Handle) -> tuple[int, int, int]:
-    """(compute slices of the GPU instance, its memory in MiB, compute slices of the compute instance)."""
+    """Return (compute slices of the GPU instance, its memory in MiB, compute slices of the compute instance)."""
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle.raw)
     return attributes.gpuInstanceSliceCount, attributes.memorySizeMB, attributes.computeInstanceSliceCount
 
 
 def _placement(handle: Handle, gpu_instance: int) -> tuple[int, int]:
-    """Profile id and first slice of a GPU instance. NVML needs a separate handle of the GPU instance for this call."""
+    """Return profile id and first slice of a GPU instance. NVML needs a handle of the GPU instance for this call."""
     info = pynvml.nvmlGpuInstanceGetInfo(pynvml.nvmlDeviceGetGpuInstanceById(handle.raw, gpu_instance))
     return int(info.profileId), int(info.placement.start)
 
@@ -218,7 +217,7 @@ def _simple(call: str) -> Callable[..., Any]:
 
 
 def _first(call: str) -> Callable[..., Any]:
-    """A call that returns (percent, period). Only percent is kept."""
+    """Wrap a call that returns (percent, period): return only the percent."""
 
     def ask(handle: Handle) -> Any:
         return getattr(pynvml, call)(handle.raw)[0]
@@ -301,7 +300,7 @@ LIVE_CALLS = ("nvmlEventSetWait_v2", "nvmlGpmMetricsGet", "nvmlGpmSampleFree")
 
 
 class LiveLibrary:
-    """The driver of this host: `libnvidia-ml.so.1` as the dynamic linker finds it, through pynvml."""
+    """The driver of this host: calls `libnvidia-ml.so.1`, as the dynamic linker finds it, through pynvml."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._open = False
@@ -355,7 +354,7 @@ class LiveLibrary:
             raise
 
     def _wait(self, events: Handle, timeout_ms: int) -> tuple[str, int, int] | None:
-        """The next event as (name of the device's handle, event type, event data), None after the timeout."""
+        """Wait for an event: (name of the device's handle, event type, event data). None after the timeout."""
         try:
             event = pynvml.nvmlEventSetWait_v2(events.raw, timeout_ms)
         except pynvml.NVMLError as exc:
@@ -366,7 +365,7 @@ class LiveLibrary:
 
 
 def explain_init(name: str) -> str:
-    """Explain an error of nvmlInit: its meaning and the remedy, for messages."""
+    """Explain an error of nvmlInit in a message: its meaning and the remedy."""
     explanations = {
         "NVML_ERROR_LIBRARY_NOT_FOUND": "libnvidia-ml.so.1 cannot be loaded ({}): no NVIDIA driver on this host, "
         "or it is not mounted here",

@@ -1,13 +1,14 @@
-"""Traffic over NVLink. Before Blackwell, NVML counts KiB of all links together. Since Blackwell, it counts bytes of
-each link (field 138 no longer exists).
+"""Sums the traffic over NVLink.
 
-The sum over the links never falls. If a link stops answering, the sum keeps its last count. For PATIENCE_S this silence
-is an error, because the link may have moved bytes in the meantime. After that, the sum continues with the other links,
-and the silent link is queried less often. If a link returns or appears late, only its later bytes are added.
+Before Blackwell, NVML counts KiB of all links together. Since Blackwell, it counts bytes of each link (field 138 no
+longer exists). The sum over the links never falls. If a link stops answering, the sum keeps its last count. For
+PATIENCE_S this silence is an error, because the link may have moved bytes in the meantime. After that, the sum
+continues with the other links, and the silent link is queried less often. If a link returns or appears late, only its
+later bytes are added.
 
-An implausible value (a sentinel, or a step that is too large for a link) also counts as silence. It is kept only for
-comparison with the next reading. If the next reading continues from it, the counter was reset and counts from there.
-Otherwise the counter continues from its last accepted value.
+An implausible value (a driver's number for "no value", or a step that is too large for a link) also counts as silence.
+It is kept only for comparison with the next reading. If the next reading continues from it, the counter was reset and
+counts from there. Otherwise the counter continues from its last accepted value.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class _Reading(NamedTuple):
 class _Counter:
     """The counter of one link in one direction.
 
-    `believed`: the last accepted reading, None before the first one. `base`: an offset added to it, so that the sum
-    never falls. `doubted`: the last reading while it is not accepted.
+    `believed`: the last accepted reading, None before the first one. `base`: offset that is added to the reading, so
+    that the sum never falls. `doubted`: the last reading if it is not accepted, otherwise None.
     """
 
     def __init__(self, max_rate: float) -> None:
@@ -66,8 +67,9 @@ class _Counter:
         return self.base + (self.believed.value if self.believed else 0.0)
 
     def admit(self, reading: _Reading, *, is_first: bool) -> bool:
-        """Add this reading to the sum, unless it is implausible. Returns whether it was added. `is_first`: no sum has
-        been returned yet.
+        """Accept this reading unless it is implausible. Returns whether it was accepted.
+
+        `is_first`: no sum has been returned yet.
         """
         doubted, self.doubted = self.doubted, None
         if self.believed is None:
@@ -81,12 +83,11 @@ class _Counter:
         return True
 
     def _follows(self, before: _Reading, reading: _Reading) -> bool:
-        """Whether a link can move this number of bytes between the two readings."""
+        """Whether a link can move so many bytes between the two readings."""
         return 0.0 <= reading.value - before.value <= self.max_rate * (reading.at - before.at + SLACK_S)
 
     def _was_reset(self, doubted: _Reading, reading: _Reading) -> bool:
-        """Whether two implausible readings come from a counter that was reset, and are not the same invalid value
-        twice.
+        """Whether two implausible readings show that the counter was reset. Otherwise they are one invalid value twice.
 
         A small value may stay the same, because the link may be idle since the reset. Any other value must increase.
         """
@@ -109,8 +110,7 @@ class NvlinkCounters:
     def read(self) -> Traffic:
         """Bytes since the driver was loaded, over all links that answer.
 
-        Raises NotSupported on a board without links. Raises DeviceError while a link that has answered before is
-        silent.
+        Raises NotSupported on a board without links, and DeviceError while a link that has answered before is silent.
         """
         is_nonsense = self._take(self._ask())
         sent, received = ([link for (field, _), link in self._links.items() if field in kind] for kind in (TX, RX))
@@ -124,9 +124,7 @@ class NvlinkCounters:
         return Traffic(rx=sum(link.sum for link in received), tx=sum(link.sum for link in sent))
 
     def _ask(self) -> dict[Field, float]:
-        """The driver's counters by field: of all links together if the board has this counter, otherwise of each
-        link.
-        """
+        """Read the driver's counters: of all links together if the board has this counter, otherwise of each link."""
         if not self._links or ALL_TX in self._links:
             answers = self._fields.read(ALL_TX, ALL_RX)
             if ALL_TX in self._links or len(answers) == 2:
@@ -135,7 +133,7 @@ class NvlinkCounters:
         return {field: value for field, value in answers.items() if isinstance(field, tuple)}
 
     def _list_links(self) -> Sequence[Field]:
-        """Both fields of each link. If the driver does not report the number of links, NVLINKS is used."""
+        """The two fields (received, sent) of each link. NVLINKS links if the driver reports no number."""
         if self._count is None:
             count = self._fields.read(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT).get(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
             self._count = int(count) if count is not None and 0 < count <= nvml.NVLINKS_MAX else None

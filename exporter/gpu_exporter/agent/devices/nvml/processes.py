@@ -32,8 +32,7 @@ Answer: TypeAlias = "tuple[Row, ...] | int"
 
 
 class Buffer:
-    """Has room for `room` entries of the largest size, and one more entry that must remain untouched. Used by one
-    thread.
+    """A buffer for `room` entries of the largest size, and one more that the driver must not touch. Used by one thread.
 
     `room` is odd, because an even number of smaller entries can end at the same offset as some larger entries.
     """
@@ -52,8 +51,7 @@ class Buffer:
 
 
 def list_processes(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer) -> tuple[int, Answer]:
-    """NVML's return code and the processes. `ask(room, buffer)` makes the call, and returns the return code and the
-    count.
+    """Return NVML's return code and the processes. `ask(room, buffer)` makes the call and returns (code, count).
 
     INSUFFICIENT_SIZE is returned only if the list still grows after TRIES calls, or is longer than MOST_ROOM.
     """
@@ -80,8 +78,9 @@ def _fill(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer, room: int)
 
 
 def parse_processes(raw: bytes, count: int) -> Answer:
-    """Parse the `count` entries in a buffer that was filled with the pattern. Returns only their number if the size of
-    an entry is unclear.
+    """Parse `count` entries from a buffer that was filled with the pattern before the call.
+
+    Returns only the number of entries if their size is unclear.
     """
     if count == 0:
         return ()
@@ -96,8 +95,9 @@ def parse_processes(raw: bytes, count: int) -> Answer:
 
 
 def entry_size(raw: bytes, count: int) -> int | None:
-    """The size of one entry in bytes: the smallest size for which the driver wrote the last entry to its end, and
-    nothing after it. None if no size fits.
+    """Find the size of one entry in bytes. None if no size fits.
+
+    It is the smallest size for which the driver wrote the last entry to its end, and nothing after it.
     """
     mark = bytes([MARK])
     for size in SIZES:

@@ -1,8 +1,8 @@
 """Records all answers of a driver in a file, e.g. for a bug report, and replays such a file.
 
 A recording has every answer of every call with its time and latency, in NVML's own units. The file is gzipped, with one
-JSON document per line: first the header, then one line per question (call, device, arguments). It contains no process,
-user or host names. UUIDs are kept or, on request, replaced by hashes with a salt that is not stored.
+JSON document per line: first the header, then one line per question (call, device, arguments). It contains no names of
+processes, users or hosts. UUIDs are kept or, on request, replaced by hashes with a salt that is not stored.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class RecordingError(ValueError):
 
 @dataclass(slots=True)
 class Answers:
-    """All answers to one question, sorted by time. `values`: the distinct answers, as ["ok", answer] or ["error",
-    name].
+    """All answers to one question (call, device, arguments), sorted by time.
+
+    `values`: the distinct answers, as ["ok", answer] or ["error", name].
     """
 
     times_s: list[float] = field(default_factory=list)
@@ -142,7 +143,7 @@ class Recorder:
 
 
 def _questions(call: str, handle: Handle, arguments: tuple[Any, ...]) -> Iterator[Question]:
-    """The questions in a call, without arguments that change from call to call (stamps, window names, handles)."""
+    """The questions in a call, without arguments that differ at each call (stamps, window names, handles)."""
     if call == FIELDS:
         for identifier in arguments[0]:
             yield call, handle.name, tuple(identifier)
@@ -159,9 +160,7 @@ def _questions(call: str, handle: Handle, arguments: tuple[Any, ...]) -> Iterato
 
 
 class CallSummary(NamedTuple):
-    """Statistics of one driver call: how often it was made, median and 99th percentile of its duration (microseconds),
-    and its errors.
-    """
+    """Statistics of one driver call: number of calls, median and 99th percentile of the duration (us), errors."""
 
     call: str
     times: int
@@ -189,8 +188,9 @@ def summarize(answers: Mapping[Question, Answers]) -> list[CallSummary]:
 
 
 class RecordedLibrary:
-    """Replays a recording once, at the speed of the clock. The replay starts at the first call. After its end, every
-    call raises NotSupported.
+    """Replays a recording once, at the speed of the clock, from the first call on.
+
+    After the end of the recording, every call raises NotSupported.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -257,7 +257,7 @@ class RecordedLibrary:
         return code, value
 
     def _samples(self, question: Question, now: float, since_us: int) -> tuple[tuple[int, float], ...]:
-        """The entries of the sample ring until now, with their stamps converted to this clock's time."""
+        """The entries of the sample ring until now. Their stamps are converted to the time of this clock."""
         answers = self._find(question, now)
         shift_us = round((self._clock.wall() - now - self._wall) * 1e6)
         entries: set[tuple[int, float]] = set()
@@ -272,7 +272,7 @@ class RecordedLibrary:
         return tuple(sorted(entry for entry in entries if entry[0] > since_us))
 
     def _once(self, question: Question, now: float) -> Any:
-        """Return each answer only once, because each answer covers its own period."""
+        """Return the newest answer, but each answer only once: it covers its own period. None without a new answer."""
         answers = self._find(question, now)
         newest = bisect.bisect_right(answers.times_s, now) - 1
         if newest <= self._given.get(question, -1):
@@ -342,7 +342,7 @@ def _value(value: Any) -> list[Any]:
 
 
 def is_recording(path: Path) -> bool:
-    """Whether the file begins like a recording of this exporter, in contrast to a log of nvidia-smi."""
+    """Whether the file begins like a recording of this exporter. A log of nvidia-smi does not."""
     try:
         with open_named(path) as packed, gzip.open(packed) as file:
             return FORMAT.encode() in file.readline(4096)

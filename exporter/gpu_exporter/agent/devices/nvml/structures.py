@@ -1,6 +1,6 @@
 """NVML's structures that are read every second, as plain ctypes.
 
-pynvml's own structures are created for each call, and run Python code at each access to a member. This would take half
+pynvml creates its own structures for each call, and runs Python code at each access to a member. This would take half
 of a cycle's time. The layouts are NVML's ABI. A test compares sizes and offsets with pynvml.
 """
 

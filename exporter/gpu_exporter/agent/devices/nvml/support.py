@@ -1,8 +1,8 @@
 """Remembers which values one device reports and which it refuses, so that refused values are not read every second.
 
 A refusal is kept for RETRY_S and then retried, because MIG mode, ECC, permissions and drivers can change at run time. A
-question that has failed and was never answered is retried at growing intervals. A question that was answered before is
-asked each time.
+question (a call with its arguments) that has failed and was never answered is retried at growing intervals. A question
+that was answered before is asked each time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ PAUSES_MAX = 10  # doublings: 2^10 s are more than RETRY_S
 
 
 class SupportMatrix:
-    """Remembers refused and answered questions of one device. A question is a call with its arguments. Used by one
-    thread.
-    """
+    """Remembers the refused and the answered questions (calls with arguments) of one device. Used by one thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -39,14 +37,13 @@ class SupportMatrix:
             del self._refused[question]
 
     def note(self, question: Hashable, refusal: NotSupported | NoPermission) -> None:
-        """Remember a refusal. Until the retry, a missing permission counts as NotSupported, so it is counted only
-        once.
-        """
+        """Remember a refusal. Until the retry, a missing permission raises NotSupported, so it is counted only once."""
         self._refused[question] = (self._clock.monotonic() + RETRY_S, refusal.call, refusal.error)
 
     def note_failure(self, question: Hashable, failure: DeviceError) -> None:
-        """Note that a question failed which was never answered. After the third failure it is not asked for a while,
-        and each further failure doubles this pause.
+        """Note the failure of a question that was never answered.
+
+        After the third failure the question is not asked for a while. Each further failure doubles this pause.
         """
         times = self._failed[question] = self._failed.get(question, 0) + 1
         if times < FAILURES:
@@ -65,7 +62,7 @@ class SupportMatrix:
         return known is not None and self._clock.monotonic() < known[0]
 
     def first_failure(self, signs: Container[str]) -> str:
-        """The failure that proves that a GPU no longer answers, as a text. "" if there is no such failure.
+        """Return a failure that proves that the GPU no longer answers, as a text. "" without such a failure.
 
         A failure is proof if the question was answered before, or if every GPU answers the call (`signs`). A missing
         permission is returned only if there is no other failure.
@@ -78,7 +75,7 @@ class SupportMatrix:
         return failures[0][1] if failures else ""
 
     def note_answer(self, question: Hashable) -> None:
-        """Note that this question was answered. From now on, its failures count as failures."""
+        """Note that this question was answered. From now on, a missing answer is a failure."""
         self.answered.add(question)
         self._known.add(question)
 
@@ -87,8 +84,9 @@ class SupportMatrix:
         self._refused.pop(question, None)
 
     def clear(self) -> None:
-        """Forget refusals and failures, because the handle or the mode has changed. For `first_failure`, earlier
-        answers still count.
+        """Forget refusals and failures, because the handle or the mode has changed.
+
+        `first_failure` still knows which questions were answered before.
         """
         self._refused.clear()
         self._failed.clear()

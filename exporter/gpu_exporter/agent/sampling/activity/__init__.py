@@ -1,1 +1,1 @@
-"""The time that a reading covers, and the activity that it shows: driver rings, witnesses, GPM."""
+"""Finds when a GPU worked, from each reading: by the driver's ring buffers, GPM and other witnesses of activity."""

@@ -1,4 +1,4 @@
-"""The driver's ring of utilization samples: which stretch of time each entry covers.
+"""Converts the driver's ring buffer of utilization samples into spans: each entry covers a known time.
 
 The stamp of an entry is the end of its period, not the start. The length of the period is learned from the distances
 between stamps. So if an entry is lost, its time is a hole, and the next entry does not cover the hole.
@@ -24,16 +24,16 @@ SAME_STAMP_S = 1e-6  # stamps are whole microseconds, and are passed as a float
 
 
 class RingPeriod:
-    """How long one entry covers, learned from the distances between stamps."""
+    """The time that one entry covers (seconds), learned from the distances between stamps."""
 
     def __init__(self, longest_s: float) -> None:
-        """`longest_s`: the longest time that an entry can cover; it is assumed until a period is learned."""
+        """`longest_s`: the longest time that an entry can cover. It is assumed until the period is known."""
         self._longest_s = longest_s
         self._spacings: deque[float] = deque(maxlen=SPACINGS)
         self.seconds = longest_s
 
     def learn(self, spacings: Sequence[float]) -> None:
-        """Add distances. A distance longer than any period is a hole, and is ignored."""
+        """Learn from distances between stamps. A distance that is longer than any period is a hole, and is ignored."""
         fresh = [spacing for spacing in spacings if 0.0 < spacing <= LATENESS * self._longest_s]
         if not fresh:
             return
@@ -50,7 +50,7 @@ class RingPeriod:
 
 
 class DriverRing:
-    """Converts the entries of one device's ring into spans, each entry once."""
+    """Converts the entries of one device's ring buffer into spans. Each entry is used once."""
 
     def __init__(self, longest_s: float) -> None:
         """`longest_s`: the longest time that one entry of the driver may cover."""
@@ -70,17 +70,17 @@ class DriverRing:
         return self._period.seconds
 
     def restart(self, wall: float) -> None:
-        """Note that the wall clock was stepped: the present entries of the ring were stamped before the step."""
+        """Note that the wall clock jumped. The present entries of the ring were stamped before the jump."""
         # A clock that was set back reaches its own old stamps again, as long as the ring keeps them.
         self._from = min(max(wall, self.newest_wall), wall + RING_AGE_MAX_S)
         self.newest_wall = wall
         self.contradicted = self.answered = self.is_gapless = False
 
     def read(self, samples: Sequence[UtilizationSample], monotonic: float, wall: float) -> tuple[Span, ...]:
-        """The new entries as spans. Each entry covers the time from its stamp minus the ring's period to its stamp,
-        except the time that earlier entries covered.
+        """Convert the new entries to spans (times with known activity).
 
-        Consecutive entries without a hole and with the same value become one span.
+        An entry covers one period up to its stamp, without the time that earlier entries covered. Consecutive entries
+        without a hole and with the same value become one span.
         """
         self.contradicted = self.answered = self.is_gapless = False
         if wall <= self._from:
@@ -115,7 +115,7 @@ class DriverRing:
         return tuple(spans)
 
     def _is_steady(self, samples: Sequence[UtilizationSample], wall: float) -> bool:
-        """Whether all entries are new, continue the last one without a hole, and have the same share.
+        """Whether all entries are new, follow the last one without a hole, and have the same value.
 
         This is the common case, and checking it is much faster than taking the entries one by one.
         """
@@ -131,9 +131,7 @@ class DriverRing:
         return is_new and max(apart) <= min(self._longest_s, LATENESS * period) and stamps[1] > wall - RING_AGE_MAX_S
 
     def _unbroken(self, samples: Sequence[UtilizationSample]) -> float:
-        """Seconds without a hole up to the newest entry: no two stamps in a row are further apart than the longest
-        period.
-        """
+        """Seconds up to the newest entry without a hole: no two stamps are further apart than the longest period."""
         stamps = sorted(sample.wall for sample in samples)
         begin = stamps[-1]
         for stamp in reversed(stamps):
@@ -148,8 +146,10 @@ class DriverRing:
         return min(self._longest_s, known)
 
     def _fold(self, samples: Sequence[UtilizationSample], wall: float) -> list[UtilizationSample]:
-        """The new entries in the order of their stamps. Of several entries for the same time, the busiest counts. An
-        entry that is not a valid share makes its time unknown, unless another entry of that time shows work.
+        """The new entries in the order of their stamps.
+
+        Of several entries for the same time, the busiest counts. An entry that is not a valid share makes its time
+        unknown, unless another entry of that time shows work.
         """
         entries: list[UtilizationSample] = []
         apart = 0.5 * self._period.seconds if self._period.is_learned else SAME_STAMP_S
@@ -173,7 +173,7 @@ class DriverRing:
 
 
 def _busier(one: float, other: float) -> float:
-    """The higher share; an invalid value wins over 0, since it may mean work."""
+    """The higher of two shares. An invalid value counts more than 0, because it may mean work."""
     shares = [ratio for ratio in (one, other) if 0.0 <= ratio <= 1.0]
     if len(shares) == 2 or (shares and shares[0] > 0.0):
         return max(shares)
@@ -188,10 +188,10 @@ def pieces(span: Span, longest_s: float) -> Iterator[Span]:
 
 
 def agreeing(spans: Sequence[Span], rate_at: float, longest_s: float) -> tuple[Span, ...]:
-    """The spans, corrected by a driver rate above 0 that was read at `rate_at`.
+    """Correct the spans by the utilization above 0 that the driver reported at `rate_at`.
 
-    A zero within the time that the rate covers is not idle, unless other entries of that time explain the rate. The
-    newest entry of that time is never idle.
+    The reported value covers up to `longest_s` before that time. Spans of 0 in this time are not idle, unless another
+    span there shows work, which explains the value. The last span in this time is never idle.
     """
     recent = [span for span in spans if span.end > rate_at - longest_s]
     doubtful = recent[-1:] if any(span.ratio > 0.0 for span in recent) else recent

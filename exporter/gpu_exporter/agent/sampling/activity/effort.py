@@ -1,4 +1,4 @@
-"""The work of a GPU between two cycles, in addition to its utilization: from counters of the driver, and from GPM."""
+"""Reads a GPU's work between two cycles beside its utilization: power, traffic and GPM values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PIPES = ("tensor", "fp64", "fp32", "fp16")
 
 
 class EffortReader:
-    """Keeps the last counters of one device. Not thread-safe: belongs to the device's one loop."""
+    """Keeps the last counters of one device. Not thread-safe: used by the device's one thread."""
 
     def __init__(self) -> None:
         self._last_at: float | None = None
@@ -20,10 +20,11 @@ class EffortReader:
         self._pcie, self._nvlink = TrafficRate(), TrafficRate()
 
     def read(self, cycle: Cycle, gpm: Gpm | None, monotonic: float) -> Effort | None:
-        """The effort since the last cycle, None for the first cycle.
+        """The GPU's work since the last cycle, None for the first cycle.
 
-        `gpm`: as the driver reported it, including zeros that contradict the utilization. Such zeros are withheld
-        elsewhere, since they prove no rest. Here they are needed, since a spinning kernel may cause them.
+        `gpm`: as the driver reported it, including zeros that contradict the utilization. Elsewhere such zeros are
+        ignored, because they do not prove that the GPU is idle. Here they are needed, because a kernel that only waits
+        may cause them.
         """
         previous, self._last_at = self._last_at, monotonic
         power_w = self._mean_power(cycle)
@@ -48,9 +49,7 @@ class EffortReader:
         )
 
     def _mean_power(self, cycle: Cycle) -> float | None:
-        """Watts since the last cycle, as a mean. None without two readings of the energy counter, or if the counter
-        fell.
-        """
+        """Mean power since the last cycle in watts. None without two readings of the energy counter, or if it fell."""
         before = self._last_energy
         self._last_energy = None if cycle.energy_j is None else (cycle.energy_at, cycle.energy_j)
         if before is None or self._last_energy is None:
@@ -65,5 +64,5 @@ def _busiest(gpm: Gpm) -> float | None:
 
 
 def _higher(one: float | None, other: float | None) -> float | None:
-    """The higher of two readings of the same traffic: a counter may have wrapped, and GPM may be absent."""
+    """The higher of two readings of the same traffic: a counter may have wrapped, and GPM may be missing."""
     return max((value for value in (one, other) if value is not None), default=None)

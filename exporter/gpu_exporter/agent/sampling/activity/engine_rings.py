@@ -1,6 +1,7 @@
-"""The driver's rings of encoder, decoder, JPEG and optical flow: their work between two cycles.
+"""Reads the driver's ring buffers of encoder, decoder, JPEG and optical flow: their work between two cycles.
 
-The driver keeps these entries together with the utilization entries, with the same stamps, so both cover the same time.
+The driver writes these entries together with the utilization entries, with the same stamps, so both cover the same
+time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gpu_exporter.agent.sampling.watches import Track, WitnessPeriod
 
 
 class EngineRings:
-    """The rings of one device's engines, kept from cycle to cycle."""
+    """The ring buffers of one device's engines, kept from cycle to cycle."""
 
     def __init__(self, longest_s: float) -> None:
         """`longest_s`: the longest period that the driver may have."""
@@ -27,10 +28,9 @@ class EngineRings:
         return (track for _, track in self._rings.values())
 
     def read(self, cycle: Cycle, monotonic: float, wall: float, *, stepped: bool) -> tuple[str, ...]:
-        """Read the new entries up to `monotonic` (`wall` is the same moment by the wall clock). Returns the active
-        engines.
+        """Read the new entries up to `monotonic` (the same moment as `wall`), and return the active engines.
 
-        `stepped`: the wall clock was stepped, so the entries of the rings were stamped before the step.
+        `stepped`: the wall clock jumped, so the present entries were stamped before the jump.
         """
         for name in self._rings.keys() - cycle.engine_samples.keys():
             del self._rings[name]  # its next read starts with all entries

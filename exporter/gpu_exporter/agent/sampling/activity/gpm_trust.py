@@ -1,10 +1,11 @@
-"""Decides whether zeros of GPM are credible: other witnesses that show work contradict them.
+"""Decides whether zeros of GPM are credible. Other witnesses that show work contradict them.
 
-If GPM reads 0 while utilization, power or another witness of the same board shows work, the window is withheld: its
-ratios are not published, and no time in it counts as idle. The instances of a board share its power. So their zeros do
-not count while the board works and no instance shows work. After CONFIRM such windows in a row, the contradiction is
-counted and logged, and GPM is withheld until it shows work again, or until it is opened again after REOPEN_S. A shorter
-contradiction is normal when work begins or ends, since the witnesses are read at slightly different times.
+If GPM reads 0 while utilization, power or another witness of the same board shows work, the reading is withheld: its
+ratios are not published, and no time in it counts as idle. The instances of a board share its power. So the zeros of
+all instances do not count while the board works and no instance shows work. After CONFIRM such readings in a row, the
+contradiction is counted and logged. GPM is then withheld until it shows work again, or until it is opened again after
+REOPEN_S. A shorter contradiction is normal when work begins or ends, because the witnesses are read at slightly
+different times.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ INSTANCE_FAMILIES = frozenset(family.name for family in INSTANCE_RATIOS.values()
 
 @dataclass(slots=True)
 class _Doubt:
-    """The contradictions of one subject. `since`: when they were confirmed."""
+    """The contradictions of one board or instance. `since`: when they were confirmed."""
 
     windows: int = 0
     since: float | None = None
@@ -57,7 +58,7 @@ class GpmTrust:
         self._unexplained_at: float | None = None  # when the board worked, or may have, and no instance showed work
 
     def review(self, cycle: Cycle, seen: dict[str, Observation], now: float) -> None:
-        """Remove readings that are not credible from `cycle` and `seen`. `seen`: the board's witnesses by name."""
+        """Remove GPM readings that are not credible from `cycle` and `seen`. `seen`: the board's witnesses by name."""
         self._review_stuck(cycle, now)
         power = seen.get("power", UNKNOWN)
         if power is not UNKNOWN:
@@ -84,8 +85,9 @@ class GpmTrust:
             self._stuck_since = {subject: since for subject, since in self._stuck_since.items() if subject in present}
 
     def _review_stuck(self, cycle: Cycle, now: float) -> None:
-        """Log GPM windows whose cycle counters do not move, and open them again. The collector has already dropped
-        their values.
+        """Log GPM readings whose cycle counters do not grow, and open GPM again after a while.
+
+        The collector has already dropped their values.
         """
         for subject in cycle.gpm_stuck:
             since = self._stuck_since.get(subject)
@@ -176,7 +178,7 @@ def _reads_zero(gpm: Gpm) -> bool:
 
 
 def _is_dead(gpm: Gpm) -> bool:
-    """Whether all values are 0: a working window reads at least some traffic."""
+    """Whether all values are 0. A GPM that works reads at least some traffic."""
     rest = (gpm.occupancy, gpm.tensor, gpm.dram, gpm.pcie, gpm.nvlink, gpm.engines)
     return _reads_zero(gpm) and not any(rest)
 
@@ -187,10 +189,10 @@ def _shows_work(gpm: Gpm, rules: ActivityRules) -> bool:
 
 
 def _work(cycle: Cycle, seen: Mapping[str, Observation], gpm: Gpm) -> list[str]:
-    """The witnesses of a board that contradict a GPM reading of no work.
+    """The witnesses of a board that show work although GPM shows none.
 
-    Utilization and power indicate kernels, which GPM must see. Engines and links also work without kernels. They
-    contradict a window only if all of its values are 0, and links only if GPM reports that same traffic.
+    Utilization and power show kernels, which GPM must see. Engines and links also work without kernels, so they
+    contradict GPM only if all of its values are 0, and links only if GPM reports the same traffic.
     """
     active = active_names(seen)
     names = [name for name in ("power",) if name in active]

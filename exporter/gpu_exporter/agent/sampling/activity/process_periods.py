@@ -1,9 +1,9 @@
-"""The work of each process on a shared GPU, in consecutive periods that end with the driver's newest sample.
+"""Reads the work of each process on a shared GPU, in consecutive periods. Each ends with the driver's newest sample.
 
-The driver reports each process's mean over its samples since a given moment (nvmlDeviceGetProcessUtilization). This
-moment is the stamp of the newest utilization entry that the last cycle read, so that both cover the same time.
-Implausible entries are discarded: once a process is a zombie, drivers list a hundred entries with pids that do not
-exist and shares of millions (Syllo/nvtop issue 110).
+The driver reports each process's mean over its samples since a given time (nvmlDeviceGetProcessUtilization). This time
+is the stamp of the newest utilization entry that the last cycle read, so that both cover the same time. Implausible
+entries are discarded: once a process is a zombie, drivers list a hundred entries with pids that do not exist and shares
+of millions (Syllo/nvtop issue 110).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ TOO_LONG = "per-process utilization was not read in time"
 
 
 class ProcessPeriods:
-    """The periods of one device. Not thread-safe: belongs to the device's one loop."""
+    """The periods of one device. Not thread-safe: used by the device's one thread."""
 
     def __init__(self) -> None:
         self._since: float | None = None  # wall
 
     def forget(self) -> None:
-        """Start again at the next read, because the GPU is not shared or does not answer."""
+        """Begin a new period at the next read, because the GPU is not shared or does not answer."""
         self._since = None
 
     def read(self, cycle: Cycle, newest_wall: float, monotonic: float, wall: float) -> ProcessPeriod | None:
-        """The period up to `newest_wall`. None for the first read, and while there is nothing new.
+        """The work of each process up to `newest_wall`. None for the first read, and if there is nothing new.
 
-        `newest_wall`: Unix seconds of the newest known utilization entry of the device. `monotonic` and `wall`: now, by
-        both clocks.
+        `newest_wall`: Unix seconds of the newest known utilization entry of the device. `monotonic` and `wall`: the
+        present time by both clocks.
         """
         since = self._since
         if since is None or newest_wall <= since - AHEAD_S:  # the wall clock was set back
@@ -61,7 +61,7 @@ class ProcessPeriods:
 
 
 def _by_process(entries: Sequence[ProcessUtilization], shift: float) -> tuple[ProcessShare, ...]:
-    """One share per process: the mean of its entries if there are several, None if all of them are zeros."""
+    """Make one share for each process: the mean of its entries, None if all of them are zeros."""
     found: dict[int, list[ProcessUtilization]] = {}
     for entry in entries:
         found.setdefault(entry.pid, []).append(entry)

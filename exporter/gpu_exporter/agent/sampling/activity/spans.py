@@ -1,6 +1,7 @@
-"""Derives known activity from raw answers: which stretch of time a reading covers, and whether the GPU was active.
+"""Derives spans (times with known activity) from the driver's answers: the time covered, and whether the GPU worked.
 
-Idleness needs witnesses: a utilization of 0 counts as idle only while every other readable witness is quiet.
+A utilization of 0 alone does not count as idle. Every other readable witness (engines, GPM, traffic, power) must show
+no activity at the same time.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ RING_PATIENCE_S = 30.0  # how long a silent ring is waited for: it keeps some 20
 
 
 def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, witnesses: Witnesses) -> Activity:
-    """Activity of a MIG instance, which only GPM reports, over the window that ended at `at`.
+    """Activity of a MIG instance over the GPM window that ended at `at`. Only GPM reports it.
 
     All instances may share `witnesses`, because a reading of GPM itself compares two moments. Between cycles, the
-    witnesses keep only the least traffic over a link, and the value of the quietest instance is valid for all.
+    witnesses keep only the lowest traffic over a link, and the value of the quietest instance is valid for all.
     """
     seen = witnesses.observe(Moment(gpm, is_instance=True))
     active = active_names(seen)
@@ -81,21 +82,20 @@ class ActivityReader:
 
     @property
     def samples_since(self) -> Mapping[str, float]:
-        """For each ring of the driver, the stamp of its newest entry that was read, Unix seconds; empty requests all
-        entries.
+        """For each ring buffer of the driver, the stamp of the newest entry read so far (Unix seconds).
+
+        Empty to request all entries.
         """
         if self._asks_all:
             return {}
         return {name: ring.newest_wall for name, ring in ((UTILIZATION, self._ring), *self._engines)}
 
     def newest_wall(self, monotonic: float) -> float | None:
-        """The end of the time for which the driver's ring has reported the utilization, Unix seconds; None without a
-        ring.
-        """
+        """The stamp of the newest utilization entry in the driver's ring (Unix seconds). None without a ring."""
         return self._ring.newest_wall if self._has_ring(monotonic) else None
 
     def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
-        """Activity of the whole GPU, None if it has no source (MIG mode, or every call failed).
+        """Activity of the whole GPU, None if nothing reports it (MIG mode, or every call failed).
 
         GPM readings that the other witnesses contradict are removed from the cycle.
         """
@@ -140,7 +140,7 @@ class ActivityReader:
         return Activity(self._unit, spans, 1 + len(seen) - unknown if reported else 0)
 
     def _read_ring(self, cycle: Cycle, until: float, wall: float) -> tuple[Span, ...]:
-        """The entries of the driver's ring up to `until` (monotonic; `wall` is the same moment)."""
+        """The spans of the driver's ring buffer up to `until` (monotonic seconds, the same moment as `wall`)."""
         spans = self._ring.read(cycle.driver_samples, until, wall)
         if not cycle.utilization:
             return spans
@@ -148,11 +148,14 @@ class ActivityReader:
         return agreeing(entries, cycle.utilization_at, self._longest())
 
     def _longest(self) -> float:
-        """The longest time that one utilization value of the driver may cover."""
+        """The longest time that one utilization value of the driver may cover, in seconds."""
         return LATENESS * self._rules.driver_period_max_s
 
     def _choose_interval(self, now: float, wall: float, *, covered: bool) -> None:
-        """Lengthen the interval after two covered cycles in a row, to at most half of the time that the rings keep."""
+        """Choose the time until the next cycle. It is longer if the driver's rings covered the last two cycles.
+
+        It is at most half of the time for which the rings keep their entries.
+        """
         rules, rings = self._rules, [self._ring, *(ring for _, ring in self._engines)]
         covered &= all(ring.is_gapless and ring.newest_wall > wall - RING_LAG_MAX_S for ring in rings)
         kept_s = min(ring.length_s for ring in rings)
@@ -166,12 +169,12 @@ class ActivityReader:
     def _note_watch(
         self, previous: float, until: float, read_at: float, active: tuple[str, ...], *, known: bool, covers: bool
     ) -> None:
-        """Remember the state of the witnesses since the last cycle, as read from `until` to `read_at`.
+        """Remember whether the witnesses were active since the last cycle. They were read from `until` to `read_at`.
 
-        Quiet witnesses cover only the time that each of them saw. This time ends at the first read. If the driver
-        `covers` the whole time with rings and sums, this time begins at the last cycle. Otherwise it begins one period
-        of the driver before the last read, since the utilization of an engine covers no more. An active witness may
-        have seen its activity at any moment up to the last read.
+        Quiet witnesses prove only the time that each of them covers. This time ends at the first read. If the driver's
+        ring buffers and sums cover the whole time (`covers`), it begins at the last cycle. Otherwise it begins one
+        period of the driver before the last read, because the utilization of an engine covers no more. An active
+        witness may have been active at any moment up to the last read.
         """
         if known and not active:
             seen_s = self._longest()
@@ -183,19 +186,21 @@ class ActivityReader:
             self._track.note(WitnessPeriod(previous, read_at, active, known))
 
     def _entries(self, span: Span) -> Iterable[Span]:
-        """Split a span that combines entries of the driver's ring into these entries. All have the same length."""
+        """Split a span of several ring entries into these entries. All have the same length."""
         return (span,) if span.ratio > 0.0 else pieces(span, LATENESS * self._ring.period_s)
 
     def _judge_run(self, span: Span) -> Iterable[Span]:
-        """Judge a span of many entries as one span if it is idle, otherwise entry by entry."""
+        """Judge a span of several ring entries as a whole if it is idle, otherwise entry by entry."""
         whole = self._judge(span)
         if whole is not None and not whole.other:
             return (whole,)
         return [judged for entry in self._entries(span) if (judged := self._judge(entry)) is not None]
 
     def _judge(self, span: Span) -> Span | None:
-        """A span without utilization becomes other activity if a witness was active in it, and unknown if the witnesses
-        did not watch all of it. A span with utilization remains unchanged.
+        """Judge a span without utilization by the other witnesses. A span with utilization remains unchanged.
+
+        If a witness was active in the span, it becomes other activity. None (unknown) if the witnesses did not cover
+        all of it.
         """
         if span.ratio > 0.0 or span.end <= span.start:
             return span
@@ -208,15 +213,13 @@ class ActivityReader:
         return None if unknown else span
 
     def _note_absence(self, previous: float | None, now: float) -> None:
-        """After a pause in sampling, move the time of the ring's last answer by its length, so that the ring does not
-        count as silent.
-        """
+        """Shift the time of the ring's last answer by a pause in sampling, so the ring does not count as silent."""
         if previous is None or self._last_samples_monotonic is None or now - previous <= self._max_gap:
             return
         self._last_samples_monotonic += now - previous
 
     def _note_offset(self, offset: float) -> bool:
-        """Log a step of the wall clock against the monotonic clock since the last cycle; true if there was one."""
+        """Whether the wall clock has jumped since the last cycle (against the monotonic clock). Logs the jump."""
         previous, self._offset = self._offset, offset
         step = 0.0 if previous is None else offset - previous
         if abs(step) <= WALL_STEP_S:
@@ -231,12 +234,12 @@ class ActivityReader:
         return True
 
     def _covers_gap(self, previous: float | None, monotonic: float) -> bool:
-        """Whether the reported rate may cover the time since the last cycle."""
+        """Whether the utilization value that the driver reports now may cover the time since the last cycle."""
         near = previous is not None and monotonic - previous <= self._max_gap
         return near and not self._has_ring(monotonic)
 
     def _has_ring(self, monotonic: float) -> bool:
-        """Whether the driver's sample ring answered recently, so that its samples are worth waiting for."""
+        """Whether the driver's ring buffer has answered recently, so that it is worth waiting for the next entries."""
         last = self._last_samples_monotonic
         return last is not None and monotonic - last <= max(RING_PATIENCE_S, self._max_gap)
 

@@ -1,8 +1,8 @@
-"""Detects a utilization that remains at 100 % while all other values show that the GPU is at rest.
+"""Detects a utilization that stays at 100 % while all other values show that the GPU does nothing.
 
-After some faults the driver's counter remains at 100 % for days (NVIDIA/open-gpu-kernel-modules#1138: 100 % at 8 W of
-145 W, P8, without a process). The value then proves neither work nor idleness. A GPU that has just begun to work looks
-the same for a moment, since clocks and processes are read less often. So the contradiction must last.
+After some faults the driver's counter stays at 100 % for days (NVIDIA/open-gpu-kernel-modules#1138: 100 % at 8 W of 145
+W, P8, without a process). The value then proves neither work nor idleness. A GPU that has just begun to work looks the
+same for a moment, because clocks and processes are read less often. So the contradiction must last.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ LASTS_S = 60.0
 
 
 class StuckCounter:
-    """Watches one device. Not thread-safe: belongs to the device's one loop."""
+    """Watches the utilization of one device. Not thread-safe: used by the device's one thread."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def judge(self, cycle: Cycle, monotonic: float) -> str:
-        """Why the utilization is no evidence; "" if it is valid evidence."""
+        """Why the utilization is not valid evidence; "" if it is valid."""
         if not _contradicts(cycle):
             self._since = None
             return ""

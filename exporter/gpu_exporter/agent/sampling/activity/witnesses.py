@@ -1,8 +1,8 @@
-"""The witnesses of idleness in addition to utilization: engines, GPM, traffic and power. A new witness is one class.
+"""The witnesses: signals of activity beside utilization (engines, GPM, traffic, power). A new witness is one class.
 
-Each witness is an object of one unit and keeps the values of earlier cycles that it needs. Whole GPUs and MIG instances
-have the same witnesses; a witness that a unit does not support is absent. Utilization itself is judged in spans.py,
-since it covers time.
+Each witness object belongs to one unit, and keeps the values of earlier cycles that it needs. Whole GPUs and MIG
+instances have the same witnesses; a witness that a unit does not support is absent. spans.py judges utilization itself,
+because a utilization value covers a time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ ACTIVE, QUIET, UNKNOWN, ABSENT = Observation
 
 
 class Moment(NamedTuple):
-    """The values of one cycle of a unit, as input of the witnesses. Traffic and energy are counters of the driver.
+    """The input of the witnesses: a unit's values of one cycle. Traffic and energy are counters of the driver.
 
-    `is_instance`: a MIG instance, which only GPM reports.
+    `is_instance`: the unit is a MIG instance, which only GPM reports.
     """
 
     gpm: Gpm | None = None
@@ -57,11 +57,11 @@ def moment_of(cycle: Cycle) -> Moment:
 
 
 class ActivityRules(NamedTuple):
-    """`interval_s`: the sampling interval. `interval_max_s`: the interval for a device whose driver buffers everything
-    between two cycles. See defaults.yaml for the rest.
+    """Settings for judging activity, see defaults.yaml.
 
-    `driver_period_max_s`: the longest time that one utilization value of the driver covers. NVML documents a sample
-    period of 1/6 to 1 s (nvmlUtilization_t).
+    `interval_s`: the sampling interval. `interval_max_s`: the interval for a device whose driver buffers all activity
+    between two cycles. `driver_period_max_s`: the longest time that one utilization value of the driver covers. NVML
+    documents a sample period of 1/6 to 1 s (nvmlUtilization_t).
     """
 
     interval_s: float
@@ -77,10 +77,11 @@ class ActivityRules(NamedTuple):
 
 
 class PowerFloor:
-    """Learns the power of the GPU at rest, and decides whether a power is clearly above it.
+    """Learns the power of the GPU at rest (the floor), and decides whether a power is clearly above it.
 
     The floor never rises, so that long work is not mistaken for rest. It is the lowest median of three consecutive
-    readings. With the lowest reading, one wrong value would lower it for good, and the GPU would never count as idle.
+    readings. If it were the lowest reading, one wrong value would lower it for good, and the GPU would never count as
+    idle.
     """
 
     READINGS = 3
@@ -92,10 +93,9 @@ class PowerFloor:
         self._floor = float("inf")
 
     def is_active(self, power_w: float, limit_w: float) -> bool | None:
-        """True if `power_w` is above the floor by more than power_active_step, a share of the range from floor to
-        limit.
+        """Whether `power_w` is clearly above the floor. None if it is so far below the floor that it is implausible.
 
-        None if it is so far below the floor that it is implausible.
+        Clearly means by more than power_active_step, a share of the range from the floor to the limit.
         """
         self._recent.append(power_w)
         if len(self._recent) == self.READINGS:
@@ -118,7 +118,7 @@ class TrafficRate:
     """length of the last step"""
 
     def step(self, traffic: Traffic | None, at: float) -> float | None:
-        """The mean since the last step, both directions together; None if unknown."""
+        """The mean bytes per second since the last call, both directions together. None if unknown."""
         last, self._last = self._last, None if traffic is None else (at, traffic)
         if last is None or traffic is None or at <= last[0]:
             return None
@@ -127,9 +127,9 @@ class TrafficRate:
 
 
 def in_one_second(mean: float, span_s: float) -> float:
-    """The mean of one second, if all of the work behind the `mean` of a longer time was done in that second.
+    """The `mean` of a time of `span_s` seconds, converted as if all of its work was done in one second.
 
-    A long time between two cycles lowers the mean of short work. Such work must not fall below a floor because of that.
+    A long time between two cycles lowers the mean of short work. Such work must not fall below a limit because of that.
     """
     return mean * max(1.0, span_s)
 
@@ -138,7 +138,8 @@ class Witness(Protocol):
     """One witness of one unit. `name` is its label value in gpu_other_activity_seconds_total.
 
     `is_moment`: whether the last observation covers only a moment. Work may then begin and end between two
-    observations. So the GPU is read every second, unless a ring of the driver with the same name covers the time.
+    observations. So the GPU is read every second, unless a ring buffer of the driver with the same name covers the
+    time.
     """
 
     name: str
@@ -147,11 +148,11 @@ class Witness(Protocol):
     def is_moment(self) -> bool: ...
 
     def observe(self, moment: Moment) -> Observation:
-        """Return this cycle's observation. Call it once in every cycle, in order of time."""
+        """Judge this cycle's values. Call it once in every cycle, in order of time."""
 
 
 class Engine:
-    """A fixed-function engine with its own NVML call: encoder, decoder, JPEG, optical flow."""
+    """A video, JPEG or optical-flow engine, which NVML reports by a call of its own."""
 
     is_moment = True
 
@@ -164,10 +165,11 @@ class Engine:
 
 
 class GpmRatio:
-    """A ratio of GPM, over the whole time since the last cycle.
+    """One ratio of GPM, over the whole time since the last cycle.
 
-    `of_gpus`: whether whole GPUs use the ratio too. They have other witnesses than GPM. And their memory ratio can
-    remain above the floor although the memory is not in use (NVIDIA/DCGM#65), so such a GPU would never be idle.
+    `of_gpus`: whether the ratio is also a witness for whole GPUs, which have other witnesses than GPM. Their memory
+    ratio can remain above the limit although the memory is not in use (NVIDIA/DCGM#65), so such a GPU would never be
+    idle.
     """
 
     is_moment = False
@@ -191,10 +193,10 @@ class GpmRatio:
 class TrafficAtRest:
     """Learns the traffic of a link at rest, in bytes per second: `rate`, None until known.
 
-    Only short readings of about a second teach it, since a longer one may hide a burst. The first rate is the third
-    lowest of ten short readings in a row that are no work by themselves. After that, the rate only falls. If a long
-    cycle has more traffic, the cause is work or another monitor that has started. Then ten short readings are needed
-    again (`is_wanted`), and their rate replaces the old one.
+    Only short readings of about a second are used, because a longer one may hide a burst. The first rate is the third
+    lowest of ten short readings in a row that do not count as work. After that, the rate only falls. If a long cycle
+    has more traffic, the cause is work or another monitor that has started. Then ten short readings are needed again
+    (`is_wanted`), and their rate replaces the old one.
     """
 
     READINGS, CHOSEN = 10, 2  # a few of the ten may be low because a counter was late
@@ -206,7 +208,7 @@ class TrafficAtRest:
         self._short: deque[float] = deque(maxlen=self.READINGS)
 
     def learn(self, rate: float, span_s: float) -> None:
-        """Take the mean rate of one cycle. The caller passes only rates that are no work by themselves."""
+        """Learn from the mean rate of one cycle. The caller passes only rates that do not count as work."""
         if span_s > self.SHORT_S:
             self._short.clear()
             if self.rate is not None:
@@ -224,11 +226,12 @@ class TrafficAtRest:
 
 
 class LinkTraffic:
-    """Bytes over PCIe or NVLink: the higher of the driver's counters and GPM, since a counter may have wrapped.
+    """Traffic over PCIe or NVLink: the higher of the driver's counters and GPM, because a counter may have wrapped.
 
-    A link at rest is not silent, because reading the GPU moves bytes too: 2 to 7 MB/s over the PCIe link of an H200. In
-    a long cycle only the traffic above rest is judged, as if all of it had moved in one second. Otherwise no such GPU
-    would ever be idle. If that traffic is above the limit but the mean is not, the next cycles are short.
+    A link at rest has traffic too, because reading the GPU moves bytes: 2 to 7 MB/s over the PCIe link of an H200. A
+    long cycle is judged as if all of its traffic had moved in one second. With the traffic at rest, such a GPU would
+    never be idle, so only the traffic above it counts. If that exceeds the limit but the mean does not, the next cycles
+    are short.
     """
 
     def __init__(self, name: str, floor: float) -> None:
@@ -239,7 +242,7 @@ class LinkTraffic:
 
     @property
     def is_moment(self) -> bool:
-        """Whether the GPU must be read every second, to learn the traffic at rest."""
+        """Whether the GPU must be read every second, to learn the traffic of the link at rest."""
         return any(each.is_wanted for each in self._rest.values())
 
     def observe(self, moment: Moment) -> Observation:
@@ -270,7 +273,7 @@ class LinkTraffic:
 
 
 class Power:
-    """Power clearly above the learned power at rest, now or as the mean since the last cycle."""
+    """The GPU's power: active if it is clearly above the power at rest, now or as the mean since the last cycle."""
 
     name = "power"
 
@@ -287,8 +290,10 @@ class Power:
         return UNKNOWN if is_active is None else ACTIVE if is_active else QUIET
 
     def _highest(self, moment: Moment) -> float | None:
-        """The power now, or the mean power since the last cycle if that is higher. The mean also shows work that ended
-        before this reading: before Ampere and on GA100, the power now is an instantaneous value.
+        """The present power in watts, or the mean power since the last cycle if that is higher.
+
+        The mean also shows work that ended before this reading. Before Ampere and on GA100, the present power is only a
+        momentary value.
         """
         before = self._last_energy
         self._last_energy = None if moment.energy_j is None else (moment.energy_at, moment.energy_j)
@@ -329,7 +334,7 @@ class Witnesses:
         return seen
 
     def momentary(self, seen: Mapping[str, Observation]) -> set[str]:
-        """The witnesses in `seen` whose last observation covers only a moment."""
+        """The names of the witnesses in `seen` whose last observation covers only a moment (`is_moment`)."""
         return {witness.name for witness in self._all if witness.is_moment and witness.name in seen}
 
 

@@ -1,11 +1,12 @@
-"""Reads from gres.conf which GPU an IDX means on one node.
+"""Reads from gres.conf which GPU each IDX of one node means.
 
 IDX is a position in the node's list of GPUs, as slurmd builds it (slurmd 22.05.8 and 24.11.5, tried with GPUs of
 several types and with fake_gpus.conf; gres.conf(5)):
 
-- AutoDetect off: the `File=` entries, by type in the order of the node's Gres in slurm.conf, within a type in the order
-  of the file. So IDX means /dev/nvidiaN, and N is NVML's minor number.
-- AutoDetect=nvml: the order of NVML, for any order of `File=`: of the listed GPUs, or of all GPUs without `File=`.
+- AutoDetect off: the list has the `File=` entries. Types are in the order of the node's Gres in slurm.conf; GPUs of one
+  type are in the order of the file. So an IDX means /dev/nvidiaN, and N is NVML's minor number.
+- AutoDetect=nvml: the list has NVML's order, for any order of `File=`. It has the GPUs in `File=`, or all GPUs without
+  `File=`.
 
 Every other configuration proves no order, and IDX is then not resolved: a guess could give a job another job's GPU.
 
@@ -48,12 +49,13 @@ class GresLine(NamedTuple):
 
 
 class GpuOrder(NamedTuple):
-    """The meaning of the IDX numbers of a node.
+    """What the IDX numbers of a node mean. There are three kinds:
 
-    kind "minor": `minors` has the minor number of each IDX as text, "" for a part of a GPU. `caps` then has the numbers
-    of the part's capability files (`/dev/nvidia-caps/nvidia-capN`). kind "index": an IDX is a position in NVML's order
-    of the GPUs in `minors`, or of all GPUs if `minors` is empty. Valid only if NVML lists `total` of them. kind
-    "unknown": `problem` contains the reason and the remedy.
+    - "minor": `minors` has the minor number of each IDX as text, "" for a part of a GPU. `caps` then has the numbers of
+      the part's capability files (`/dev/nvidia-caps/nvidia-capN`).
+    - "index": an IDX is a position in NVML's order of the GPUs in `minors`, or of all GPUs if `minors` is empty. Valid
+      only if NVML lists `total` of them.
+    - "unknown": `problem` contains the reason and the remedy.
     """
 
     kind: Literal["minor", "index", "unknown"]
@@ -64,8 +66,9 @@ class GpuOrder(NamedTuple):
 
 
 class _ConfEntry(NamedTuple):
-    """One GPU in the file. `minor` is "" for a part of a GPU; `caps` then has its capability files. `place`:
-    FILE:LINE.
+    """One GPU in the file. `place`: FILE:LINE.
+
+    `minor`: "" for a part of a GPU; `caps` then has the numbers of its capability files.
     """
 
     kind: str
@@ -143,7 +146,7 @@ def order_of(
     vendor: Vendor,
     minor_of: MinorOf = _nobody,
 ) -> GpuOrder:
-    """The order of the GPUs of `node`. `configured`: (type, count) from the node's record, types in order.
+    """The order of the GPUs of `node`. `configured`: (type, count) in the order of the node's record.
 
     `minor_of`: returns the minor number of a device file, also for links and for names that the site chose. Raises
     GresConfError for a list or count that cannot be parsed.
@@ -181,8 +184,9 @@ def _unknown(problem: str) -> GpuOrder:
 
 
 def _file_order(entries: Sequence[_ConfEntry], configured: Sequence[tuple[str, int]]) -> GpuOrder:
-    """The order that slurmd makes: types in the order of slurm.conf. Unknown if the numbers of GPUs in gres.conf and
-    slurm.conf differ, because slurmd then drops GPUs.
+    """The order that slurmd makes of the `File=` entries: types in the order of slurm.conf.
+
+    Its kind is "unknown" if gres.conf and slurm.conf have different numbers of GPUs, because slurmd then drops GPUs.
     """
     ordered: list[_ConfEntry] = []
     for kind, count in configured:
@@ -226,9 +230,7 @@ def _is_about(line: GresLine, node: str) -> bool:
 
 
 def _autodetect(lines: list[GresLine]) -> str:
-    """The AutoDetect value of this node. A line with NodeName or Name overrides a line with only AutoDetect, which
-    applies to every node.
-    """
+    """The AutoDetect value of this node. A line with NodeName or Name overrides one with only AutoDetect."""
     general = own = ""
     for line in lines:
         value = line.options.get("autodetect", "").lower()

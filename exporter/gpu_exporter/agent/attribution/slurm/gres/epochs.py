@@ -1,4 +1,4 @@
-"""Remembers which order of GPUs applied at what time. A job keeps the numbers that it had at its start.
+"""Remembers which order of GPUs applied at what time. A job keeps the IDX numbers that it had at its start.
 
 slurmd reads gres.conf when it starts (before Slurm 23.11 also at `scontrol reconfigure`), and running jobs continue. So
 the present file applies only to jobs that started after slurmd read it. An older job is resolved only if the order of
@@ -32,9 +32,10 @@ _UNKNOWN = GpuOrder("unknown", problem=BEFORE)
 
 
 class GresContent(NamedTuple):
-    """The present content of gres.conf. `since`: when slurmd began to use it. None if slurmd may still use an older
-    content; `changed` is then the time of the change, and `path` the changed file. `shares`: jobs can get parts of this
-    node's GPUs (shard, mps).
+    """The present content of gres.conf.
+
+    `since`: when slurmd began to use it. None if slurmd may still use an older content; `changed` is then the time of
+    the change, and `path` the changed file. `shares`: jobs can get parts of this node's GPUs (shard, mps).
     """
 
     order: GpuOrder
@@ -45,7 +46,7 @@ class GresContent(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """`order` applied from `since` to `seen`. `is_over`: another order may apply after `seen`."""
+    """A time in which one `order` applied: from `since` to `seen`. `is_over`: another may apply after `seen`."""
 
     since: float
     seen: float
@@ -54,7 +55,7 @@ class Epoch(NamedTuple):
 
 
 class Epochs:
-    """The orders of one node, and the file that stores them if there is a directory. Not thread-safe."""
+    """The orders of one node over time, saved in a file if there is a directory for it. Not thread-safe."""
 
     def __init__(self, directory: Path | None, node: str, *, writes: bool = True) -> None:
         """`writes`: whether to write the file."""
@@ -63,7 +64,7 @@ class Epochs:
         self._saved: tuple[float, Sequence[Epoch]] = (0.0, list(self._epochs))
 
     def note(self, found: GresContent, slurmd_start: float | None, now: float) -> GpuOrder:
-        """The order that applies now. Its kind is "unknown" if the order is not proven."""
+        """Note the present content of gres.conf, and return the present order (kind "unknown" if unproven)."""
         if found.order.kind == "unknown":
             return found.order
         if slurmd_start is None:
@@ -103,9 +104,7 @@ class Epochs:
         )
 
     def at(self, start: float | None, order: GpuOrder) -> GpuOrder:
-        """The order for a job that started at `start` (None: the start is unknown). `order`: the present result of
-        `note`.
-        """
+        """The order for a job that started at `start` (None if unknown). `order`: the present result of `note`."""
         if start is None:
             is_the_same = all(epoch.order == order for epoch in self._epochs)
             return order if is_the_same or order.kind == "unknown" else _UNKNOWN
@@ -128,7 +127,7 @@ class Epochs:
         self._epochs = [*self._epochs, epoch][-EPOCHS_MAX:]
 
     def _save(self, now: float) -> None:
-        """Write the file after a change, and otherwise every SAVE_EACH_S."""
+        """Save the orders after a change, and otherwise every SAVE_EACH_S."""
         at, epochs = self._saved
         same = [each._replace(seen=0.0) for each in epochs] == [each._replace(seen=0.0) for each in self._epochs]
         if not self._file.is_kept or (same and 0.0 <= now - at < SAVE_EACH_S):

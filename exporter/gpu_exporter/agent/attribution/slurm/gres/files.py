@@ -34,9 +34,7 @@ class ConfPlace(NamedTuple):
 
 
 def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[ConfPlace]:
-    """The possible places of slurmd's gres.conf. `named`: the file that the administrator configured; no other file is
-    then used.
-    """
+    """The possible paths of slurmd's gres.conf. `named`: the administrator's path, then the only one."""
     spool = config.spool.replace("%n", node).replace("%h", os.uname().nodename.partition(".")[0])
     copies = [FETCHED, *([Path(spool) / "conf-cache"] if spool else [])]
     beside = [Path(path).parent for path in (os.environ.get("SLURM_CONF", ""), config.path) if path]
@@ -46,8 +44,9 @@ def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[Conf
 
 
 def read_order(places: Sequence[ConfPlace], node: str, record: NodeRecord, vendor: Vendor) -> GresContent:
-    """The present meaning of IDX on this node, from gres.conf. If several files exist, they must agree, because the
-    exporter cannot see which file slurmd read.
+    """Read from gres.conf what each IDX of this node means.
+
+    If several files exist, they must agree, because the exporter cannot see which file slurmd read.
     """
     orders: dict[GpuOrder, Path] = {}
     since: float | None = record.slurmd_start
@@ -91,9 +90,9 @@ def _unknown(problem: str) -> GresContent:
 
 
 def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tuple[GpuOrder, float, Path, bool]:
-    """The order from one file, the time of the last change in it or in an included file, and whether GPUs are shared.
+    """Read one file: the order, the time and path of the last changed file, and whether jobs can share GPUs.
 
-    Raises OSError, UnicodeDecodeError, GresConfError.
+    The last changed file is this file or an included one. Raises OSError, UnicodeDecodeError, GresConfError.
     """
     dates: list[tuple[float, Path]] = []
     lines = parse_gres_conf(_read_text(path, dates), str(path), lambda name: _read_text(path.parent / name, dates))
@@ -103,9 +102,7 @@ def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tupl
 
 
 def _minor_of(name: str, vendor: Vendor) -> int | None:
-    """The minor number of a device file. None if the file is missing (as in a container) or is not a GPU of this
-    vendor.
-    """
+    """The minor number of a GPU's device file. None if it is missing (as in a container) or is no GPU."""
     try:
         status = Path(name).stat()
     except (OSError, ValueError):
@@ -115,7 +112,7 @@ def _minor_of(name: str, vendor: Vendor) -> int | None:
 
 
 def _read_text(path: Path, dates: list[tuple[float, Path]]) -> str:
-    """Return the text of a file. Add the time of the last change of its content or attributes to `dates`.
+    """Return the text of a file, and append to `dates` when its content or attributes last changed.
 
     Raises OSError, UnicodeDecodeError.
     """

@@ -1,7 +1,8 @@
-"""Finds the MIG instance of a capability file /dev/nvidia-caps/nvidia-capN, from /proc/driver/nvidia-caps/mig-minors.
+"""Finds the MIG instance that a capability file (/dev/nvidia-caps/nvidia-capN) opens.
 
-The driver lists every possible instance there, as `gpu0/gi7/access 66` and `gpu0/gi7/ci0/access 67`. The number after
-`gpu` is the number of the GPU's device file (NVIDIA's MIG User Guide, "Device Nodes and Capabilities").
+The driver lists every possible instance in /proc/driver/nvidia-caps/mig-minors, as `gpu0/gi7/access 66` and
+`gpu0/gi7/ci0/access 67`. The number after `gpu` is the number of the GPU's device file (NVIDIA's MIG User Guide,
+"Device Nodes and Capabilities").
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ LINE = re.compile(r"gpu(\d{1,4})/gi(\d{1,4})(?:/ci(\d{1,4}))?/access (\d{1,6})")
 
 
 def read_caps(procfs: Path) -> Mapping[int, str]:
-    """Maps the number of each capability file to GPU/INSTANCE or GPU/INSTANCE/COMPUTE. Empty if the driver lists no
-    file.
-    """
+    """Map the number of each capability file to GPU/INSTANCE or GPU/INSTANCE/COMPUTE. Empty without a list."""
     try:
         with (procfs / PLACE).open("rb") as file:
             text = file.read(READ_MAX).decode("ascii", "replace")
@@ -33,9 +32,7 @@ def read_caps(procfs: Path) -> Mapping[int, str]:
 
 
 def find_instance(caps: Sequence[int], known: Mapping[int, str]) -> str:
-    """The instance that these files open together, in the form of `read_caps`. "" if they open no instance or
-    several.
-    """
+    """The instance that these files open together, as in `read_caps`. "" if they open no instance or several."""
     opened = sorted({known[cap] for cap in caps if cap in known})  # a name comes before names that begin with it
     if not opened or any(not f"{opened[-1]}/".startswith(f"{name}/") for name in opened):
         return ""
