@@ -74,7 +74,7 @@ class Holder(NamedTuple):
 
     @property
     def names(self) -> frozenset[str]:
-        """All texts that identify the holder. If two sources report the same text, they mean the same holder."""
+        """All texts that identify the holder. Two sources that report the same text mean the same holder."""
         return frozenset((self.label, f"job {self.job_id}")) if self.job_id else frozenset((self.label,))
 
     def _job_name(self) -> str:
@@ -165,13 +165,14 @@ class Allocation(NamedTuple):
 
 
 class SourceStatus(NamedTuple):
-    """One attribution source.
+    """One attribution source: a program that reports holders.
 
-    `up`: it answered the last request. `complete`: every reported holder has its device, and no holder can be missing.
-    `last_success_wall`: Unix seconds at which the answer was true, None before the first answer. `error`: the missing
-    part of the answer, because of which some holders may be missing. `notice`: a message for people although nothing is
-    missing. `devices`: how many GPUs, or MIG instances in their place, the scheduler counts on this node; None if it
-    does not report that. `missed`: how many holders ended before the source knew their devices.
+    `up`: the source answered the last request. `complete`: every reported holder has its device, and no holder can be
+    missing. `last_success_wall`: the time that the last good answer describes (Unix seconds), None before the first.
+    `error`: the missing part of the answer, because of which some holders may be missing. `notice`: a message for
+    people although nothing is missing. `devices`: how many GPUs, or MIG instances in their place, the scheduler counts
+    on this node; None if it does not report that. `missed`: how many holders ended before the source knew their
+    devices.
     """
 
     name: str
@@ -195,14 +196,14 @@ class TenantKey(NamedTuple):
 
 
 def identify(holder: Holder) -> Who | None:
-    """The holder's pod or job, None if only its name is known."""
+    """The pod or job of a holder; None if only the holder's name is known."""
     if holder.key.scheduler == "slurm":
         return ("job", holder.job_id) if holder.job_id else None
     return ("pod", holder.pod_uid) if holder.pod_uid else None
 
 
 class Use(NamedTuple):
-    """The use of a unit by some processes. `memory_bytes`: None if the driver does not report it for each process."""
+    """How some processes use a unit. `memory_bytes`: None if the driver does not report it for each process."""
 
     processes: int = 0
     memory_bytes: int | None = 0
