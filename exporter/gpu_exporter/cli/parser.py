@@ -1,4 +1,4 @@
-"""A command's parser. It has flags in named groups; a service also has a variable for each setting.
+"""Parses the flags of one command, in named groups. A service also has an environment variable for each setting.
 
 A variable becomes an argument before the flags are parsed (docs/commands.md, Environment). So conversion, choices and
 lists are the same for both. A flag replaces its variable, and an empty variable counts as not set. A list takes one
@@ -51,7 +51,7 @@ class Private:
 
 
 class Parser(argparse.ArgumentParser):
-    """The flags of one command. `prefix`: of its variables' names; a command without a prefix has no variables."""
+    """The flags of one command. `prefix`: of the names of environment variables; "" for no variables."""
 
     def __init__(self, command: str, description: str, epilog: str = "", usage: str = "", prefix: str = "") -> None:
         name = f"gpu-exporter {command}".rstrip()
@@ -304,7 +304,9 @@ def add_web_config(parser: Parser) -> None:
 
 
 def add_resources(parser: Parser) -> None:
-    """A flag for the agent, which reads devices from the kubelet, and the reconciler, which reads limits of pods."""
+    """Add --attribution.resource, which both the agent (devices of the kubelet) and the reconciler (limits of pods)
+    use.
+    """
     parser.flag(
         "--attribution.resource",
         dest="resources",

@@ -28,7 +28,7 @@ def read_jobs(text: str, read: Callable[[dict[str, Any]], T | None]) -> tuple[li
 
     `read` returns None for a job to omit, and raises one of MALFORMED for a job that it cannot parse. Each job is
     reduced as soon as it is parsed, because the whole parsed answer would take ten times the memory of its text. Raises
-    ValueError if the text is no such answer, or if Slurm reports errors.
+    ValueError if the text is not an answer of these commands, or if Slurm reports errors.
     """
 
     def reduce(fields: dict[str, Any]) -> Any:

@@ -28,8 +28,8 @@ MAX_GRES_TEXT = 65_536
 class Gres(NamedTuple):
     """The GPUs of one GRES list. `shared`: GPUs that are used in part, and how they are divided (shard, mps).
 
-    `unnamed`: the number of GPUs that are counted without an index. `unnamed_share`: the item of a share that names no
-    GPU.
+    `unnamed`: the number of GPUs that are counted without an index. `unnamed_share`: the list's item for a part of a
+    GPU, if it does not name the GPU.
     """
 
     indexes: tuple[int, ...] = ()

@@ -22,8 +22,10 @@ class BadRequest(Exception):
 
 
 class Request(NamedTuple):
-    """`headers`: by name in lower case; `host` is taken from an absolute target. `keeps`: the client keeps the
-    connection open.
+    """One request, without a body.
+
+    `headers`: by name in lower case; `host` is taken from an absolute target. `keeps`: the client keeps the connection
+    open.
     """
 
     method: str
@@ -46,9 +48,9 @@ class Request(NamedTuple):
 
 
 def parse_head(head: bytes) -> Request:
-    """A request of HTTP/1.0 or 1.1, up to and including its empty line. Raises BadRequest.
+    """Parse a request of HTTP/1.0 or 1.1, up to and including its empty line. Raises BadRequest.
 
-    A request with a body is refused: no page needs a body, and the server would take the body for the next request.
+    A request with a body is refused: no page needs a body, and the server would parse the body as the next request.
     """
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
@@ -80,7 +82,7 @@ def parse_head(head: bytes) -> Request:
 
 
 def _quality(header: str, *names: str) -> float:
-    """The quality that an Accept header gives to the first of `names` that the header contains; 0 without one."""
+    """The quality (0 to 1) that an Accept header gives to the first of `names` in it; 0 if it has none."""
     found: dict[str, float] = {}
     for entry in header.split(","):
         name, *parameters = (part.strip().lower() for part in entry.split(";"))

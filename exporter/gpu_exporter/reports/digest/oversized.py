@@ -65,7 +65,7 @@ def queries(holder: str, owner: str, window: str, matchers: str = "") -> Iterato
 
 
 def find(rows: Mapping[str, list[VectorRow]], owner_of: Callable[[Mapping[str, str]], str]) -> list[Oversized]:
-    """Holders that are in all answers, most hours first. `owner_of`: gives a name for labels."""
+    """Holders that are in all answers, most hours first. `owner_of`: returns the owner of a row's labels."""
     mean = {_key(row): row.value for row in rows["over_mean"]}
     peak = {_key(row): row.value for row in rows["over_peak"]}
     models: dict[Key, set[str]] = {}

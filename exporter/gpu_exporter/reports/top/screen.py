@@ -83,7 +83,7 @@ def summary(reading: ClusterReading, nodes: int) -> str:
     shown = [each for each in reading.rows if each.row.state != "mig"]
 
     def count(is_so: Callable[[Row], object]) -> int:
-        """Units with such a row: a shared GPU has one for each holder."""
+        """The number of units with such a row. A shared GPU has one row for each holder."""
         return len({(each.node, each.row.gpu) for each in shown if is_so(each.row)})
 
     stalled, silent = count(lambda row: row.state == "stalled"), count(lambda row: row.state in SILENT_STATES)
@@ -106,7 +106,7 @@ def summary(reading: ClusterReading, nodes: int) -> str:
 
 def table(rows: Sequence[NodeRow], *, with_node: bool, width: int | None = None, order: str = "") -> list[str]:
     """Header and rows. `width`: characters of the window, None for no limit; columns that do not fit are omitted,
-    except the essential ones and that of the order.
+    except the essential ones and the column of the order.
     """
     names = [*(["NODE"] if with_node else []), *NAMES]
     cells = [[*([each.node] if with_node else []), *each.row.texts] for each in rows]

@@ -115,7 +115,7 @@ class _KeyReader:
 
 
 def run_top(nodes: Sequence[Address], wish: ViewOptions, interval_s: float, fetch: Callable[..., str]) -> int:
-    """Show the nodes on the whole terminal until q or a signal. The terminal must have no obstacle (find_obstacle)."""
+    """Show the nodes on the whole terminal until q or a signal. Call it only if find_obstacle finds no obstacle."""
     import curses
 
     stop = stop_on_signal()  # the default action would leave the terminal in the mode of curses
