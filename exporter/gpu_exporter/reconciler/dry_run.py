@@ -91,7 +91,9 @@ class StageTracker:
         self._labels: dict[str, str] = {}
 
     def changes(self, decisions: Sequence[Decision], outlooks: Mapping[HolderName, Outlook] | None = None) -> list[str]:
-        """One sentence for every mark that --apply would now write, refuse or withdraw, unlike before."""
+        """One sentence for each change, since the last cycle, in the marks that --apply would write, refuse or
+        withdraw.
+        """
         lines: list[str] = []
         labels: dict[str, str] = {}
         seen = {decision.title for decision in decisions}

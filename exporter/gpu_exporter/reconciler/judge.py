@@ -45,7 +45,7 @@ class DecisionLog(Protocol):
         """The holders that the next query must include."""
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """Take the decisions of a cycle, before any brake. `wall`: time of their evidence (Unix seconds). Raises
+        """Take the decisions of a cycle, before brakes are applied. `wall`: time of the evidence (Unix seconds). Raises
         nothing.
         """
 

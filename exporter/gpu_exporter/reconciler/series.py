@@ -69,7 +69,9 @@ class Stages(Collector):
 
 
 class DemandSeries(Collector):
-    """Absent while Slurm does not answer, and on sites without Slurm, because 0 would mean that no job waits."""
+    """The GPUs that pending Slurm jobs wait for. Absent while Slurm does not answer, and on sites without Slurm,
+    because 0 would mean that no job waits.
+    """
 
     def __init__(self) -> None:
         self.demand: Demand | None = None

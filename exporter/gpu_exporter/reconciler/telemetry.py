@@ -296,8 +296,8 @@ class Telemetry:
             self._unreadable.labels(reason, kind if at < KINDS_MAX else OTHER).inc(count)
 
     def note_odd(self, counts: Mapping[tuple[str, str], int], foreign: int = 0) -> None:
-        """Publish malformed or too large objects. `counts`: since the start, by kind and reason. `foreign`: as in
-        Marker.
+        """Publish how many objects were malformed or too large. `counts`: since the start, by kind and reason.
+        `foreign`: as in Marker.
         """
         self._odd_objects.counts = dict(counts)
         self._foreign.set(foreign)

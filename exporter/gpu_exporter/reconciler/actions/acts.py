@@ -48,7 +48,7 @@ class ActionObserver(Protocol):
 class Receipt(NamedTuple):
     """The proofs for an act, for the audit log.
 
-    `standing` is None if the site's setting `override` replaces the record.
+    `standing`: the record of the policy; None if the site's setting `override` replaces the record.
     """
 
     warned: Mapping[HolderName, Warned]

@@ -50,7 +50,7 @@ class Warned(NamedTuple):
 class Alert(NamedTuple):
     """An alert about a holder.
 
-    `cluster`: its label. `warned`: None if it has no receiver, or if its start time is invalid.
+    `cluster`: the alert's label `cluster`. `warned`: None if the alert has no receiver, or an invalid start time.
     """
 
     name: HolderName

@@ -76,7 +76,7 @@ class PolicyStanding(NamedTuple):
 class Record:
     """The record of one site. A process reads it when it begins to decide.
 
-    As Observer, it counts the outcomes of its watches.
+    As OutcomeObserver, it counts the outcomes of its watches.
     """
 
     def __init__(
@@ -129,17 +129,17 @@ class Record:
         self._save()
 
     def count_decision(self, account: Account) -> None:
-        """As Observer."""
+        """As OutcomeObserver."""
         self._count(account, DECIDED)
         self._observer.count_decision(account)
 
     def count_outcome(self, account: Account, outcome: str) -> None:
-        """As Observer."""
+        """As OutcomeObserver."""
         self._count(account, outcome)
         self._observer.count_outcome(account, outcome)
 
     def count_dropped(self, what: str, number: int) -> None:
-        """As Observer. Logs at most once an hour."""
+        """As OutcomeObserver. Logs at most once an hour."""
         now = self._clock.monotonic()
         if now - self._said.get(what, -math.inf) >= HOUR_S:
             self._said[what] = now

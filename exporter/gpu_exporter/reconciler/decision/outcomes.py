@@ -79,8 +79,8 @@ class Watch:
     """One group that became underused at `wall` (Unix seconds).
 
     `ended`: holders that are gone and did not work.
-    `quiet`: by holder, the last time at which all of its time since `wall` was observed as idle (Unix seconds); 0 if
-    the last observation does not show that.
+    `quiet`: by holder, how far it was observed as idle without a gap since `wall` (Unix seconds); 0 if the last
+    observation does not show that.
     `last`: by holder, the time of the last observed idle run (Unix seconds), and its length (seconds).
     """
 

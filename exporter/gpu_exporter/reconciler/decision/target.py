@@ -1,8 +1,8 @@
-"""The target of an act, and the reasons to refuse the act. Both schedulers use it. It is read right before the act.
-Pure.
+"""The target of an act, and the reasons to refuse the act, for both schedulers. Pure.
 
-An act may end only members that were judged and observed as idle just before. So a target lists every member that the
-act would end, with or without GPUs. Anything unknown about the target prevents the act.
+The target is read right before the act. An act may end only members that were judged and observed as idle just before.
+So a target lists every member that the act would end, with or without GPUs. Anything unknown about the target prevents
+the act.
 """
 
 from __future__ import annotations

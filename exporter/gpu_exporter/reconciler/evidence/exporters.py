@@ -113,12 +113,12 @@ class ExporterSource:
         return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden))
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
-        """As EvidenceSource. Reads every exporter in any case."""
+        """As EvidenceSource. Reads every exporter, even for few holders."""
         evidence = self.read_evidence(names)
         return evidence._replace(holders=tuple(each for each in evidence.holders if each.name in names))
 
     def find_holders(self, unit_of: Callable[[Mapping[str, str], str], str]) -> Collection[tuple[HolderName, str]]:
-        """As ExplainingSource. Reads every exporter in any case."""
+        """As ExplainingSource. Reads every exporter."""
         found = (
             (series.labels, unit_of(series.labels, address.place))
             for address, page in self._read_pages().items()
@@ -137,15 +137,15 @@ class ExporterSource:
         return {}
 
     def read_gaps(self) -> Sequence[str]:
-        """As ExplainingSource: empty, since exporters that do not answer are problems of the evidence."""
+        """As ExplainingSource. Always empty, because exporters that do not answer are already in Evidence.problems."""
         return ()
 
     def read_last_seen(self, name: HolderName) -> float | None:
-        """As ExplainingSource: None, since an exporter has no past."""
+        """As ExplainingSource. Always None, because exporters keep no past values."""
         return None
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """As ExplainingSource, from the status of the exporters of these units. Exporters without an answer are left
+        """As ExplainingSource, from the status pages of these units' exporters. Exporters without an answer are left
         out.
         """
         nodes, uuids = {unit.node for unit in units}, {unit.uuid for unit in units}
@@ -231,7 +231,9 @@ class ExporterSource:
         )
 
     def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:
-        """The value on the page. If it is missing, the last value, if that is at most HOST_KEEP_S old."""
+        """The value on the page; if it is missing, the last known value, unless that is older than HOST_KEEP_S; else
+        None.
+        """
         place = (*key, name)
         if name in values:
             self._host[place] = wall, values[name]

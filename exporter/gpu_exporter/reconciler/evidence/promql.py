@@ -279,7 +279,7 @@ class PromQLSource:
         return found
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """As ExplainingSource, with the texts of the table of meanings. The time begins with the youngest of `units`,
+        """As ExplainingSource, with the texts of meanings.py. Means begin when the youngest of `units` was allocated,
         since an earlier holder of these GPUs may have had the same name.
         """
         self._until = time.monotonic() + EVIDENCE_S
@@ -353,8 +353,8 @@ class PromQLSource:
         return facts, growth, self._host_work(wanted)
 
     def _host_work(self, wanted: str) -> list[VectorRow]:
-        """For every holder above the limits, the used share of its CPUs. If only its disk traffic is above the limit,
-        the traffic.
+        """The work on the host of every holder above a limit: the used share of its CPUs, or its disk traffic if only
+        that is above the limit.
         """
         if self._host is None:
             return []

@@ -69,11 +69,11 @@ class PublishedCause(NamedTuple):
 
 
 class UnitUse(NamedTuple):
-    """The use of one GPU or MIG instance by a holder, for people.
+    """How a holder uses one GPU or MIG instance, for people.
 
     `state`: the state from the diagnosis; "" if it is not known.
     `now`: utilization now, 0 to 1. `mean`: the mean over the time in `over`.
-    `peak`: the most memory that it used in this time (bytes). `memory`: the memory of its GPU (bytes).
+    `peak`: the most memory that the holder used in this time (bytes). `memory`: the memory of the GPU (bytes).
     Each number is None if it is not known.
     """
 
@@ -199,9 +199,7 @@ class Evidence(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """GPUs that jobs wait for, by partition. `pending`: all of them. `counted`: those that count when an act needs
-    demand.
-    """
+    """GPUs that jobs wait for, by partition. `pending`: all of them. `counted`: the part that can justify an act."""
 
     pending: Mapping[str, float]
     counted: Mapping[str, float]
@@ -217,7 +215,7 @@ class EvidenceSource(Protocol):
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         """The present evidence. Raises AnswerError.
 
-        `marked`: holders that are always included. A job may have the id that its users write.
+        `marked`: holders that are always included. A job may be named by the id that users write, e.g. 3010_1.
         """
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:

@@ -31,7 +31,9 @@ Wanted: TypeAlias = Mapping[str, int] | None  # pods by role; None where they ca
 
 
 class Found(NamedTuple):
-    """An object on which an act is possible, as it was read. `between`: the objects between it and its pods, by UID."""
+    """An object on which an act is possible, as it was read. `between`: by UID, the objects between the target and its
+    pods.
+    """
 
     target: Json
     between: Mapping[str, Json]
@@ -44,7 +46,7 @@ class Shape(NamedTuple):
     `wants`: the pods that the object keeps running now, by role, given the object and the objects between.
     `role`: the role of a pod, given the labels of the pod and of its controller.
     `adopts`: whether the object would adopt a pod with these labels and no controller.
-    `shares_name`: the object's controller selects an object between by its name, even if that one has another owner.
+    `shares_name`: the object's controller finds an object between by its name, even if that has another owner.
     `rest`: the path of the field that suspends or stops the object.
     `verbs`: the possible acts on the object, from ACTIONS.
     """
@@ -78,7 +80,7 @@ def match(chain: Sequence[Link]) -> tuple[Shape, int] | None:
 
 
 def one_role(labels: Mapping[str, Any], owner_labels: Mapping[str, Any]) -> str:
-    """The role of a pod of a kind whose pods are all alike."""
+    """The role of each pod, for a kind whose pods are all alike."""
     return ""
 
 

@@ -129,7 +129,7 @@ def build_markers(policy: Policy, targets: Targets) -> list[Marker]:
 
 
 def build_preview(policy: Policy, targets: Targets) -> Preview:
-    """For a dry run: the available markers, which only read.
+    """The preview for a dry run, with all available markers. It only reads.
 
     Raises ValueError and MarkError if a requested scheduler is not available.
     """

@@ -34,8 +34,8 @@ FINISHED = frozenset(
 class LiveJob(NamedTuple):
     """The used fields of one job.
 
-    `target`: its name for scontrol. The job id is not enough: for one task of an array or one component of a
-    heterogeneous job, the same id names the whole.
+    `target`: its name for scontrol. The job id is not enough: for a task of an array or a component of a heterogeneous
+    job, scontrol takes the id to mean the whole array or job.
     `start`: Unix seconds, 0 while unknown.
     `text`: the text of its mark, otherwise the content of `field`.
     `field`: the field for a mark; "" if all usable fields contain other texts.

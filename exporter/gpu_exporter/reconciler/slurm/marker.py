@@ -201,7 +201,9 @@ class JobMarker:
         return job.field
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        """As Marker. The whole text is written, so the job is read right before; on 22.05 within the last RECENT_S."""
+        """As Marker. Writes the whole text, so it reads the job right before; on 22.05 it uses a list up to RECENT_S
+        old.
+        """
         job_id = mark.name.name
         job = self.read(job_id) if self._filters else self._find(job_id, self.recent_jobs())
         if job.incarnation != mark.incarnation:

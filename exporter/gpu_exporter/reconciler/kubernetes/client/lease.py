@@ -65,7 +65,9 @@ class Lease:
     """One Lease that this process holds or waits for."""
 
     def __init__(self, api: Api, namespace: str, name: str, clock: Clock, identity: str = "") -> None:
-        """`identity`: of this process. By default it is new, so a restarted process has another identity."""
+        """`identity`: the name of this process in the Lease. The default is random, so a restarted process has another
+        one.
+        """
         self._api = api
         self._namespace = namespace
         self._name = name

@@ -53,8 +53,8 @@ class _Undecoded(Odd):
 
 
 class ListReader(Generic[T]):
-    """Reads one answer. Iteration yields the result of `keep` for each item. Afterwards `token` is that of the next
-    page, or "".
+    """Reads one answer. Iteration yields the result of `keep` for each item. Afterwards `token` is the token of the
+    next page, or "" after the last page.
     """
 
     def __init__(
