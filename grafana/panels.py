@@ -62,8 +62,8 @@ class Board:
     def __init__(
         self, uid: str, title: str, description: str, since: str, refresh: str, empty: Mapping[int, str] = NOTHING
     ) -> None:
-        """`empty`: what a panel shows without data, by its id; others show Grafana's `No data`. Not for tables: Grafana
-        prints such a text in each empty cell.
+        """`empty`: by panel id, the text of a panel without data; other panels show Grafana's `No data`. Not for
+        tables, because Grafana prints such a text in each empty cell.
         """
         self._empty = empty
         self._x = self._y = self._height = 0
@@ -127,7 +127,7 @@ class Board:
         self._y += 1
 
     def put(self, panel: Panel, width: int, height: int) -> None:
-        """Place the next panel. `width`: in columns, of 24. `height`: in units of 38 pixels."""
+        """Place the next panel. `width`: in columns, of which a row has 24. `height`: in units of 38 pixels."""
         if text := self._empty.get(panel.build().id_val or 0):
             panel.no_value(text)
         if self._x + width > 24:

@@ -162,7 +162,7 @@ class Fleet:
         }
 
     def smaller(self) -> dict[str, str]:
-        """Holders for which less would be enough, as in the digest, by column of the table.
+        """Holders for which a smaller GPU would be enough, as in the digest, by column of the table.
 
         Each query returns only holders that meet all conditions, because the table shows a holder that is in any query.
         """
@@ -224,7 +224,7 @@ class Holder:
         )
 
     def causes(self) -> str:
-        """The cause of the state of each of its GPUs, as a number of CAUSE_NUMBERS; of two, the one judged first."""
+        """The cause of the state of each GPU, as a number of CAUSE_NUMBERS; of several causes, the first in CAUSES."""
         return _by_number(
             f"gpu_allocation_cause{{{WHO}%s}}", "cause", CAUSE_NUMBERS, "max by (cluster, node, gpu, mig)"
         )
@@ -465,8 +465,8 @@ class Operations:
         return f"max(time() - {last})"
 
     def regret(self) -> str:
-        """Groups that worked again within the hour, as a share of the groups that became underused in the range and
-        whose outcome is known.
+        """The share of groups that worked again within the hour, of those that became underused in the range and whose
+        outcome is known.
         """
         counted = f'gpu_reconciler_outcomes_total{{{CLUSTER}, outcome=~"%s"}}'
         wrong, known = (
@@ -499,7 +499,9 @@ def _by_number(series: str, label: str, numbers: dict[str, int], aggregate: str)
 
 
 def _advised(expression: str) -> str:
-    """The rows with their cause twice more, for the columns of the owner's and of the site's change."""
+    """The rows with two more labels, `owner` and `site`, which repeat the cause for the columns with what each can
+    change.
+    """
     for label in ("owner", "site"):
         expression = f'label_join({expression}, "{label}", "", "cause")'
     return expression

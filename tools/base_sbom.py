@@ -57,7 +57,7 @@ class Tree:
             self._texts[name] = file.read().decode("utf-8", "replace")
 
     def text(self, name: str) -> str | None:
-        """A file's text, through links of the file and of its folder; None without one."""
+        """The text of a file, reached through links to the file or to its folder; None if it is missing."""
         for _ in range(8):
             if name in self._texts:
                 return self._texts[name]
@@ -71,7 +71,7 @@ class Tree:
         return None
 
     def python_packages(self) -> list[tuple[str, str]]:
-        """Path and text of the metadata of each package that the base has beside its interpreter, such as pip."""
+        """Path and text of the metadata of each Python package that the base contains, such as pip."""
         return sorted((name, text) for name, text in self._texts.items() if METADATA.fullmatch(name))
 
     def interpreter(self) -> tuple[str, str] | None:

@@ -1,4 +1,6 @@
-"""The questions that a metric answers which no rule, dashboard, command or runbook page of gpu-exporter reads."""
+"""Lists the metrics that no rule, dashboard, command or runbook page of gpu-exporter reads, and the question each
+answers.
+"""
 
 from __future__ import annotations
 
