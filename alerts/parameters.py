@@ -1,6 +1,7 @@
 """Parts of the rules that are the same at every site: lists of labels, and templates of annotations.
 
-A rule contains ${key} in place of KEY. tools/rules.py fills in these parts, and section `alerts` of the configuration.
+In a rule, ${key} stands for the constant KEY. tools/rules.py fills in these constants, and the settings of the section
+`alerts` of the configuration.
 """
 
 from __future__ import annotations

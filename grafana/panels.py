@@ -156,7 +156,7 @@ def number(
     color: str = NEUTRAL,
     alarm: float | None = None,
 ) -> stat.Panel:
-    """One figure. `alarm`: at or above this value it is orange, below it green."""
+    """One figure. `alarm`: a figure at or above this value is orange, a figure below it is green."""
     panel = (
         stat.Panel()
         .id(id_)
@@ -298,7 +298,7 @@ def rows(
 
 
 def in_words(texts: Mapping[str, str]) -> list[models.DynamicConfigValue]:
-    """Text in place of a code, in a column of a table; long texts take several lines."""
+    """Show a text in place of a code, in a column of a table; long texts take several lines."""
     named = {code: models.ValueMappingResult(text=text) for code, text in texts.items()}
     return [
         value("mappings", [models.ValueMap(named)]),
@@ -375,7 +375,9 @@ def steps(*pairs: tuple[float | None, str]) -> builders.ThresholdsConfig:
 
 
 def colored(*pairs: tuple[float | None, str]) -> list[models.DynamicConfigValue]:
-    """Colours the text of a cell, by value if there are pairs. A cell of type auto has no colour for `unknown`."""
+    """Colour the text of a cell: by `pairs` of lower limit and colour, or all alike without pairs. The cell has the
+    type color-text, because a cell of type auto has no colour for `unknown`.
+    """
     if not pairs:
         return [
             value("custom.cellOptions", {"type": "color-text"}),

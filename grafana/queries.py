@@ -60,7 +60,9 @@ class Fleet:
         self._idle_short = settings.alerts.idle_short
 
     def part(self, part: str) -> str:
-        """GPUs in one part of alerts/src/fleet.yaml. GPUs without a holder have neither namespace nor account."""
+        """Number of GPUs in one part of alerts/src/fleet.yaml, e.g. idle. GPUs without a holder have no namespace or
+        account.
+        """
         whose = TENANT if part in PARTS else CLUSTER
         gpus = f'sum(namespace:gpu_gpus:sum{{{whose}, part=~"{part}"}})'
         return f"{gpus} or 0 * count(namespace:gpu_gpus:sum{{{CLUSTER}}})"

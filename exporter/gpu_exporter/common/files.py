@@ -291,8 +291,8 @@ def check_kept(directory: Path) -> int:
 def make_directory(path: Path) -> None:
     """Create a state directory and its missing parents, with DIRECTORY's permissions regardless of the umask.
 
-    Raises OSError; PermissionError if the directory exists and another user may write in it. Its group may write,
-    because a pod's volume belongs to the pod's group.
+    Raises OSError; PermissionError if the directory exists and another user may write in it. The directory's group may
+    write, because a pod's volume belongs to the pod's group.
     """
     for missing in [place for place in (*reversed(path.parents), path) if not place.exists()]:
         with contextlib.suppress(FileExistsError):

@@ -121,12 +121,12 @@ class ReconcileCycle:
 
     @property
     def foreign(self) -> int:
-        """As Marker, summed over all markers."""
+        """The sum of Marker.foreign over all markers."""
         return sum(marker.foreign for marker in self._markers.values())
 
     @property
     def odd(self) -> Mapping[tuple[str, str], int]:
-        """As Marker, summed over all markers."""
+        """The sum of Marker.odd over all markers."""
         return sum_odd(self._markers.values())
 
     def run(self) -> str:

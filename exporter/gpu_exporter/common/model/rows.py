@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
     @property
     def tone(self) -> str:
-        """What the state means, for colours."""
+        """The tone of the state, which decides its colour: GOOD, NEUTRAL, WARN or another."""
         return TONES.get(self.state, NEUTRAL)
 
     @property

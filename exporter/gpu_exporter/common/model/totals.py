@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class UnitTotals(NamedTuple):
-    """Integrals of one unit, all in seconds; None if the hardware never reported the value.
+    """Running totals of one unit, all in seconds; None if the hardware never reported the value.
 
     `active_by`: the witnesses of the last activity (UTILIZATION or others). `other_s`: by witness, seconds since this
     process started in which utilization was 0, but the witness was active, so the time is not idle. If several were
@@ -29,7 +29,7 @@ class UnitTotals(NamedTuple):
 
 
 class HolderTotals(NamedTuple):
-    """Integrals of one holder on one unit. `known`: false if no signal shows activity; then only `held_s` counts.
+    """Running totals of one holder on one unit. `known`: false if no signal shows activity; then only `held_s` counts.
 
     `idle_run_s`: None while the present is unknown, since 0 would mean that the holder works. `idle_run_witnesses`: the
     fewest witnesses that were read in any part of the run. `longest_gap_s`: the longest idle run that ended with work.

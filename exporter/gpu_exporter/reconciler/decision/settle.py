@@ -1,9 +1,9 @@
 """Adjusts decisions to the surroundings of their holders. Pure. Surroundings never raise a stage.
 
-First, each holder by itself. A holder that serves requests or is exempt is not marked. Its class or a wish of its owner
-may extend the windows. An annotation of another tool keeps it at `candidate`.
+First each holder is judged by itself. A holder that serves requests or is exempt is not marked. Its class or a wish of
+its owner may extend the windows. An annotation of another tool keeps it at `candidate`.
 
-Then gangs. The least idle member decides for all members.
+Then gangs are judged. The least idle member decides for all members.
 """
 
 from __future__ import annotations

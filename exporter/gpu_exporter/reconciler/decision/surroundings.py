@@ -112,7 +112,7 @@ class Surveyor(Protocol):
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
         """The surroundings of each of these holders at `wall` (Unix seconds). Raises nothing.
 
-        `fresh`: holders that are about to rise. Their surroundings are read again.
+        `fresh`: holders that are about to get a higher stage. Their surroundings are read again.
         """
 
     def read_fate(self, name: HolderName, incarnation: str) -> str:

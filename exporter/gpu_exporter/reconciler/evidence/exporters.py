@@ -113,12 +113,12 @@ class ExporterSource:
         return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden))
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
-        """As EvidenceSource. Reads every exporter, even for few holders."""
+        """See EvidenceSource.read_holders. Reads every exporter, even for few holders."""
         evidence = self.read_evidence(names)
         return evidence._replace(holders=tuple(each for each in evidence.holders if each.name in names))
 
     def find_holders(self, unit_of: Callable[[Mapping[str, str], str], str]) -> Collection[tuple[HolderName, str]]:
-        """As ExplainingSource. Reads every exporter."""
+        """See ExplainingSource.find_holders. Reads every exporter."""
         found = (
             (series.labels, unit_of(series.labels, address.place))
             for address, page in self._read_pages().items()
@@ -129,24 +129,24 @@ class ExporterSource:
         return sorted({(holder_name(labels), unit) for labels, unit in found if unit})
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
-        """As ExplainingSource. Always empty, because exporters keep no past values of their counters."""
+        """See ExplainingSource.read_other_activity. Always empty, because exporters keep no past values."""
         return {}
 
     def read_waiting(self, name: HolderName) -> Mapping[str, float]:
-        """As ExplainingSource. Always empty, because exporters do not know which pods or jobs wait."""
+        """See ExplainingSource.read_waiting. Always empty, because exporters do not know what waits."""
         return {}
 
     def read_gaps(self) -> Sequence[str]:
-        """As ExplainingSource. Always empty, because exporters that do not answer are already in Evidence.problems."""
+        """See ExplainingSource.read_gaps. Always empty: Evidence.problems already lists silent exporters."""
         return ()
 
     def read_last_seen(self, name: HolderName) -> float | None:
-        """As ExplainingSource. Always None, because exporters keep no past values."""
+        """See ExplainingSource.read_last_seen. Always None, because exporters keep no past values."""
         return None
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """As ExplainingSource, from the status pages of these units' exporters. Exporters without an answer are left
-        out.
+        """See ExplainingSource.read_use. Reads the status pages of these units' exporters. Exporters without an answer
+        are left out.
         """
         nodes, uuids = {unit.node for unit in units}, {unit.uuid for unit in units}
         addresses = [address for address in self._addresses if address.place in nodes]

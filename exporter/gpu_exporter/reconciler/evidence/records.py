@@ -142,12 +142,12 @@ class HolderEvidence(NamedTuple):
     """The evidence on one holder.
 
     `held`: how many units it holds in total, as its scheduler counts them; None if this is not known.
-    `incarnations`: the pod UIDs in its series, which must be a single one; empty for jobs, which are identified by
-    their start.
+    `incarnations`: the pod UIDs in its series. More than one makes the holder `unknown`. Empty for jobs, which are
+    identified by their start.
     `users_id`: for array tasks and components of heterogeneous jobs, the id that users write, e.g. 3010_1; "" for all
     others.
-    `clusters`: the Slurm clusters in its series, which must be a single one; "" for a series without a cluster; empty
-    for pods. Every cluster counts its jobs from 1, so one id may mean two jobs.
+    `clusters`: the Slurm clusters in its series; "" for a series without a cluster; empty for pods. More than one makes
+    the holder `unknown`: every cluster counts its jobs from 1, so one id may mean two jobs.
     `counts_from`: idle time before this time (Unix seconds) does not count because of a pause; None if all idle time
     counts.
     `facts`: for each of FACTS, the values in its series, normally one; "" for a series without the label.

@@ -70,7 +70,7 @@ class PodSurveyor:
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
-        """As Surveyor."""
+        """See Surveyor.survey."""
         now = self._clock.monotonic()
         wanted: dict[str, set[str]] = {}
         for name in names:

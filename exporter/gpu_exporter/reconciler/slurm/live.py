@@ -32,7 +32,7 @@ FINISHED = frozenset(
 
 
 class LiveJob(NamedTuple):
-    """The used fields of one job.
+    """The fields of one job that the reconciler uses.
 
     `target`: its name for scontrol. The job id is not enough: for a task of an array or a component of a heterogeneous
     job, scontrol takes the id to mean the whole array or job.

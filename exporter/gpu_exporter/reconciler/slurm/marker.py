@@ -159,7 +159,7 @@ class JobMarker:
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
-        """As Surveyor, from the same list of jobs as the marks: one list per cycle."""
+        """See Surveyor.survey. Uses the same list of jobs as the marks, so there is one list per cycle."""
         try:
             jobs = {job.job_id: job for job in self._jobs_of_this_cycle()}
         except MarkError as exc:
@@ -201,8 +201,8 @@ class JobMarker:
         return job.field
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        """As Marker. Writes the whole text, so it reads the job right before; on 22.05 it uses a list up to RECENT_S
-        old.
+        """See Marker.renew. Writes the whole text, so it reads the job right before; on 22.05 it uses a list that is at
+        most RECENT_S old.
         """
         job_id = mark.name.name
         job = self.read(job_id) if self._filters else self._find(job_id, self.recent_jobs())
@@ -251,7 +251,7 @@ class JobMarker:
         return found
 
     def read_fate(self, name: HolderName, incarnation: str) -> str:
-        """As Surveyor. Slurm lists a job for some minutes after its end. `incarnation`: the start of the job."""
+        """See Surveyor.read_fate. Slurm lists a job for some minutes after its end. `incarnation`: the start of the job."""
         try:
             job = self.read(name.name, ended=True)
         except Refused:

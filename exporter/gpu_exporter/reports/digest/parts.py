@@ -39,7 +39,9 @@ class PeriodPart(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Consecutive parts, oldest first, between which no growth of a counter is lost."""
+    """Consecutive parts, oldest first, that one query reads together, so that no growth of a counter between them is
+    lost.
+    """
 
     parts: tuple[PeriodPart, ...]
 

@@ -47,7 +47,9 @@ class ViewOptions(NamedTuple):
 
 
 class ScreenLine(NamedTuple):
-    """A line of the screen. `state`: first and last column of a state in it, and the tone of the state."""
+    """A line of the screen. `state`: if the line shows a state, its first and last column, and the tone of the
+    state.
+    """
 
     text: str
     style: str = PLAIN
@@ -173,6 +175,8 @@ def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, wi
 
 
 def _mark(head: str, each: NodeRow) -> tuple[int, int, str] | None:
-    """First and last column of the state in a row of the table, and its tone; None without a state column."""
+    """The first and last column of the state in a row of the table, and the tone of the state; None without a state
+    column.
+    """
     start = head.find("STATE")
     return (start, start + len(each.row.state), each.row.tone) if start >= 0 else None

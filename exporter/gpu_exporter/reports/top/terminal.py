@@ -157,7 +157,7 @@ def run_top(nodes: Sequence[Address], wish: ViewOptions, interval_s: float, fetc
 
 
 def _set_colours(environment: Mapping[str, str]) -> dict[str, int]:
-    """The attribute of each tone; empty without colours, or where NO_COLOR is set (no-color.org)."""
+    """The curses attribute for each tone of a state; empty without colours, or if NO_COLOR is set (no-color.org)."""
     import curses
 
     try:

@@ -50,7 +50,9 @@ class PodView(NamedTuple):
 
 
 class Service(NamedTuple):
-    """The used fields of a Service. `selector`: labels of the pods that receive its requests; empty for none."""
+    """The fields of a Service that are used. `selector`: labels of the pods that receive its requests; empty for
+    none.
+    """
 
     name: str
     is_headless: bool
@@ -255,7 +257,9 @@ def holds_gpus(pod: Json, resources: Resources) -> bool:
 
 
 def view_pod(pod: Json, resources: Resources) -> PodView:
-    """The used fields of a live pod. Raises ValueError and similar exceptions if it has no name or UID."""
+    """Reduce a live pod to the fields that are used. Raises ValueError and similar exceptions if it has no name or
+    UID.
+    """
     metadata = trim(pod["metadata"])
     odd: tuple[str, str] | None = metadata.pop(ODD_KEY, None)
     asked: int | None = None
@@ -290,7 +294,7 @@ def _waits(metadata: Json, spec: Json, status: Json) -> str:
 
 
 def trim_service(service: Json) -> Service:
-    """The used fields of a Service. Raises ValueError and similar exceptions."""
+    """Reduce a Service to the fields that are used. Raises ValueError and similar exceptions."""
     spec, name = service.get("spec") or {}, need_name(service["metadata"]["name"])
     selects = spec.get("selector") and spec.get("type") != "ExternalName"
     selector = frozenset((spec.get("selector") or {}).items()) if selects else frozenset()
