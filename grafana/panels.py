@@ -186,7 +186,7 @@ def graph(
     most: float | None = None,
     limit: float | None = None,
 ) -> timeseries.Panel:
-    """Lines. `most`: upper end of the axis. `limit`: value of a dashed line."""
+    """A graph with lines. `most`: upper end of the axis. `limit`: value of a dashed line."""
     panel = (
         timeseries.Panel()
         .id(id_)

@@ -1,10 +1,9 @@
 """The PromQL of the dashboards: one function for each quantity.
 
 Queries over more than an hour read recordings (alerts/src), which have already decided what is held, used, idle and
-unknown. So 2,000 GPUs cost no more than their sums. Raw series are read only for one node, for one holder, or for the
-current moment.
-A count is 0 only if a series shows that an exporter counts (`or 0 * ...` of an existing series), never by
-`or vector(0)`.
+unknown. So a dashboard of 2,000 GPUs reads only their sums. Raw series are read only for one node, for one holder, or
+for the current moment. A count shows 0 only while an exporter really counts: a query adds `or 0 * ...` of an existing
+series, never `or vector(0)`.
 """
 
 from __future__ import annotations
@@ -406,7 +405,7 @@ class Operations:
         return f"count({lately} unless on ({TARGET}) {self._reporting}) or 0 * count({lately})"
 
     def driver_down(self) -> str:
-        """Nodes where GPUs are expected or unbound (no kernel driver), but no driver answers."""
+        """Number of nodes where GPUs are expected or unbound (no kernel driver), but no driver answers."""
         missed = f'gpu_devices_expected{{{NODE}}} > 0 or gpu_devices_unmanaged{{{NODE}, driver="none"}} > 0'
         driver = f"gpu_driver_up{{{NODE}}}"
         return f"count({driver} == 0 and on ({TARGET}) ({missed})) or 0 * count({driver})"
@@ -425,7 +424,7 @@ class Operations:
         return f"topk(10, max by (cluster, node) (timestamp({last}) - {last}))"
 
     def coverage(self) -> str:
-        """Share of the held time with known use of the GPUs, over half an hour; the worst nodes."""
+        """Share of the held time for which the use of the GPUs is known, over half an hour, for the ten worst nodes."""
         node = f'{CLUSTER}, node=~"$node"'
         held = f"count by (cluster, node) (allocation:gpu_share:ratio{{{node}}})"
         known = f"sum by (cluster, node) (allocation:gpu_coverage:ratio30m{{{node}}})"  # absent while nothing is known
@@ -495,7 +494,7 @@ def _by(labels: str) -> str:
 
 
 def _by_number(series: str, label: str, numbers: dict[str, int], aggregate: str) -> str:
-    """The number for the text in this label. `series` has a %s for further matchers."""
+    """PromQL: the number of the text in this label. `series` has a %s for further matchers."""
     matched = ((series % f', {label}="{text}"', number) for text, number in numbers.items())
     return " or ".join(f"{aggregate} ({one}) * {number}" for one, number in matched)
 

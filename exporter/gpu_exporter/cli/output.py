@@ -13,7 +13,7 @@ READER_LEFT = (errno.EPIPE, errno.EBADF)  # `| head` has seen enough; `>&-` want
 
 
 class Output(io.FileIO):
-    """A stream that drops data which cannot be written, so that a command that acts still completes. `lost`: the first
+    """A stream that drops data which cannot be written, so that the command still completes its work. `lost`: the first
     error.
     """
 

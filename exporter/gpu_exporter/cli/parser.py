@@ -38,7 +38,7 @@ class Private:
         self._instead = " or ".join(filter(None, (instead, variable)))
 
     def __call__(self, text: str) -> Any:
-        """Raises argparse.ArgumentTypeError, whose text does not contain the secret."""
+        """Convert the text. Raises argparse.ArgumentTypeError, whose text does not contain the secret."""
         try:
             value = self.convert(text)
         except ValueError as exc:
@@ -244,7 +244,9 @@ def _describe_environment(prefix: str) -> str:
 
 
 def add_format(parser: Parser, form: str = "table", more: str = "") -> None:
-    """Add the flag for the output format: `form`, which is the default, or json. `more`: which output it applies to."""
+    """Add the flag for the output format: `form`, the default, or json. `more`: for the help, what the flag applies
+    to.
+    """
     parser.flag(
         "--format",
         dest="format",

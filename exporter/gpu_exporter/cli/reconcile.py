@@ -1,6 +1,7 @@
 """`gpu-exporter reconcile`: decides which holders are underused, and with --apply marks them.
 
-Imports that only some forms of the command need are inside functions: the kubernetes client alone takes half a second.
+Modules that only some forms of the command need are imported inside functions: loading the kubernetes client takes half
+a second.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class LimitError(FetchError):
 class _Deadline:
     """Ends the watched connections when the time is over.
 
-    A socket timeout applies to each single read: a peer that sends a byte now and then never exceeds it.
+    A socket timeout is not enough: it applies to each read, so a peer that now and then sends a byte never exceeds it.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -123,7 +123,7 @@ def write_whole(handle: int, data: bytes) -> None:
 
 
 def read_gzip(path: Path, most: int) -> bytes:
-    """The content of a gzip file. Raises ValueError if it is longer than `most` bytes; OSError, EOFError.
+    """The unpacked content of a gzip file. Raises ValueError for more than `most` bytes; also OSError, EOFError.
 
     The limit is needed because a file of 3 MB can contain 3 GB.
     """

@@ -129,7 +129,7 @@ def load_json(text: str, hook: Callable[[dict[str, Any]], Any] | None = None) ->
 
 
 def object_name(value: Any) -> str | None:
-    """A name or UID of an object that is safe in a path and in a log line; None for anything else."""
+    """Return the name or UID of an object if it is safe in a path and in a log line; None otherwise."""
     return value if isinstance(value, str) and NAME.fullmatch(value) and value.isprintable() else None
 
 

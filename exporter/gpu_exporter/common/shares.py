@@ -30,5 +30,7 @@ def count_slices(board_slices: int, parts: Iterable[float]) -> float:
 
 
 def board_share(slices: float, whole: float, holders: int = 1) -> float:
-    """One holder's share of the board, 0 to 1, if `holders` holders share `slices` of `whole` slices."""
+    """One holder's share of the board, 0 to 1. `slices`: of the unit, which `holders` holders share. `whole`: of the
+    board.
+    """
     return slices / whole / holders

@@ -22,7 +22,7 @@ PROBLEMS_MAX = 3  # problems of one kind in a log line
 
 
 class Judgement(NamedTuple):
-    """One reading of the source and its decisions, sorted by the holders' names.
+    """One reading of the source, and the decisions from it, sorted by the holders' names.
 
     `problems`: evidence or surroundings that were missing.
     `frozen`: active brakes, as in Brakes.check.

@@ -99,7 +99,9 @@ class DemandSeries(Collector):
 
 
 class OddObjects(Collector):
-    """Publishes how many objects were left out. The markers count them when they read the objects."""
+    """Publishes how many malformed or too large objects were left out. The markers count them when they read
+    objects.
+    """
 
     def __init__(self) -> None:
         self.counts: Mapping[tuple[str, str], int] = {}

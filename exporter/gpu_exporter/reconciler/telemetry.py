@@ -328,7 +328,9 @@ class Telemetry:
             self._success.wall = self._clock.wall()
 
     def _publish_spared(self, decisions: Sequence[Decision]) -> None:
-        """Publish spared GPUs. The tenants with the most GPUs get their own series. All others share one series."""
+        """Publish the GPUs that were idle long enough, but stay with their holders. The tenants with the most such GPUs
+        get their own series. All others share one series.
+        """
         tally, self._spared_next = self._spared_next, Tally()
         for decision in decisions:
             if reason := why_spared(decision):

@@ -251,8 +251,8 @@ def find_late(ranks: Sequence[RankTime]) -> LateRank | None:
 
     Only durations are compared, never clocks. In a collective operation all ranks wait for the last one, so the late
     rank waits least in it. If not all ranks mark this phase, the late rank is the one that waits longest for its data.
-    Times of the GPU are not compared with times of the CPU: on the CPU, launching a collective takes no time, but on
-    the GPU, waiting in it does.
+    Times of the GPU are not compared with times of the CPU: the GPU waits in a collective, but the CPU only launches
+    it.
     """
     named = [each for each in ranks if each.rank is not None and (each.world_size or 0) > 1 and each.spent.is_enough]
     sizes = Counter(each.world_size for each in named)

@@ -78,9 +78,7 @@ class Holder(NamedTuple):
         return frozenset((self.label, f"job {self.job_id}")) if self.job_id else frozenset((self.label,))
 
     def _job_name(self) -> str:
-        """The job in squeue's notation, which scontrol accepts too; array tasks and components have their own
-        notation.
-        """
+        """The job in the notation of squeue and scontrol: 42, 3010_1 for an array task, 3011+1 for a component."""
         if self.array_job_id and self.array_task_id:
             return f"{self.array_job_id}_{self.array_task_id}"
         if self.het_job_id and self.het_job_offset:
@@ -100,8 +98,8 @@ class Grant(NamedTuple):
     - "index": a position in NVML's order, among the GPUs with the minor numbers `among`, or among all GPUs.
     - "unproven": a name that identifies no device; `reason` is why.
 
-    An index is valid only if NVML lists `total` GPUs; 0 allows any number. `number` is the scheduler's name for the
-    device if that name is not a UUID. While a holder runs, its `number` keeps the device that it was first resolved to.
+    An index is valid only if NVML lists `total` GPUs; 0 allows any number. `number`: the scheduler's name for the
+    device, if that name is not a UUID. While a holder runs, the same `number` always means the same device.
 
     `running`: false while the holder is not charged, because its job is stopped. `working_wall`: Unix seconds before
     which the holder's program could not work; infinite while the program is not known to run; None if the scheduler
@@ -109,10 +107,10 @@ class Grant(NamedTuple):
     `confirmed`: when the source last reported the grant, monotonic seconds; if the source gives no time, the poller
     fills in the time of its request. `renewed_s`: the interval at which the source reports the grant again; 0 is at
     every poll. `share`: one of SHARED if the source reports that only a part of the device is granted. `witnesses`: the
-    sources that report the holder, as text for people. `claim`: the resource claim that grants the device, set if
-    nothing proves that the claim uses the device instead of only monitoring it. `ended`: the holder has ended and holds
-    nothing. `start_here`: the holder's start by this host's clock, Unix seconds, None if the source does not report it;
-    the holder's `start_wall` is by the scheduler's clock.
+    sources that report the holder, as text for people. `claim`: the resource claim that grants the device, but only
+    while nothing proves that the claim uses the device and does not just monitor it. `ended`: the holder has ended and
+    holds nothing. `start_here`: the holder's start by this host's clock, Unix seconds, None if the source does not
+    report it; the holder's `start_wall` is by the scheduler's clock.
     """
 
     kind: Literal["uuid", "minor", "instance", "placement", "index", "unproven"]

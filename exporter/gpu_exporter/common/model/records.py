@@ -13,7 +13,7 @@ from gpu_exporter.common.model.views import HostWork, HourOfWork, Spin
 
 
 class GpuRecord(NamedTuple):
-    """The data of one GPU. `hung`: a call to it is past its deadline."""
+    """The data of one GPU. `hung`: a driver call for the GPU is past its deadline."""
 
     snapshot: DeviceSnapshot
     hung: bool

@@ -49,7 +49,7 @@ COMPARE = (
 
 
 class Absence(NamedTuple):
-    """`kind`: one word for the case. `seen`: what the API shows. `to_do`: the remedy."""
+    """One case of missing series. `kind`: one word for the case. `seen`: what the API shows. `to_do`: the remedy."""
 
     kind: str
     seen: str

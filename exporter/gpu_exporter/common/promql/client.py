@@ -86,7 +86,7 @@ class Credentials:
 
 
 def parse_header(text: str, flag: str = "--source.header") -> tuple[str, str]:
-    """Name and value. Raises ValueError, whose text does not contain the value."""
+    """Split a header into name and value. Raises ValueError, whose text does not contain the value."""
     match = HEADER.fullmatch(text.strip())
     if match is None:  # nothing is quoted, since all of it may be the value
         raise ValueError(f"{flag}: write a header as 'Name: value', such as 'X-Scope-OrgID: team-a'")

@@ -1,4 +1,4 @@
-"""The head of a request, and the parts of it that decide the reply."""
+"""Parses the head of a request into the parts that decide the reply."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _quality(header: str, *names: str) -> float:
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
-    """`:9836`, `127.0.0.1:9836` or `[::1]:9836` to host and port. Raises ValueError."""
+    """Split `:9836`, `127.0.0.1:9836` or `[::1]:9836` into host and port. Raises ValueError."""
     host, separator, port = text.rpartition(":")
     if not separator or not port.isdecimal() or not port.isascii() or int(port) > 65535:
         raise ValueError(f"{text!r} is not [host]:port")

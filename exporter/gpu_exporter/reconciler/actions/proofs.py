@@ -192,7 +192,9 @@ class Proofs:
         }
 
     def _ask(self, query: str, clusters: Collection[str] = ()) -> list[VectorRow]:
-        """The rows. Raises AnswerError if the rows and `clusters` together name several clusters."""
+        """Run a query and return its rows. Raises AnswerError if the rows and `clusters` together name several
+        clusters.
+        """
         rows = parse_vector(
             self._fetch(self._prometheus.page("/api/v1/query"), {"query": query}, ANSWER_MAX, WITHIN_S), query
         )

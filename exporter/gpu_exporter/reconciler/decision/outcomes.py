@@ -103,7 +103,9 @@ class Watches:
         self._underused: dict[Key, frozenset[tuple[HolderName, str]]] | None = None
 
     def names(self) -> set[HolderName]:
-        """The holders that the next query must name, because a list of idle holders does not contain one that works."""
+        """The watched holders. The next query must name them, because a list of idle holders omits a holder that
+        works.
+        """
         return {name for watch in self.open.values() for name in watch.holders.keys() - watch.ended}
 
     @property

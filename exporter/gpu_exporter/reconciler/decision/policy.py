@@ -109,7 +109,9 @@ class Decision(NamedTuple):
         return self.name == asked or text in (str(self.name), self.name.name)
 
     def holds(self, given: int) -> bool:
-        """Whether the evidence covers all `given` GPUs that the scheduler assigned. Several replicas may be one GPU."""
+        """Whether the evidence covers all `given` GPUs that the scheduler assigned. Several replicas of one GPU count
+        as one.
+        """
         if self.held is None:
             return False
         are_replicas = bool(self.units) and all(unit.is_shared for unit in self.units)
@@ -288,7 +290,9 @@ def _other_work(units: Sequence[UnitEvidence]) -> str:
 
 
 def merge_units(units: Sequence[UnitEvidence]) -> list[UnitEvidence]:
-    """One entry per GPU or MIG instance. If two sources report one unit, the more careful value counts."""
+    """One entry per GPU or MIG instance. If two sources report one unit, the value that makes a mark less likely
+    counts.
+    """
     merged: dict[tuple[str, str], UnitEvidence] = {}
     for unit in units:
         key = (unit.uuid, unit.mig)

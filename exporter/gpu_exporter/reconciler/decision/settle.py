@@ -120,7 +120,7 @@ def _settle_alone(
 
 
 def _by_its_own(decision: Decision, holder: HolderEvidence, book: Rulebook) -> Decision:
-    """The decision on a holder without a mark, by its own policy, if metrics alone show which policy that is.
+    """Decide on an unmarked holder by its own policy, if metrics alone show which policy that is.
 
     So the reason contains the numbers of the holder's own policy. An idle run may be long enough for the loosest policy
     and too short for its own.

@@ -1,7 +1,7 @@
 """Reads evidence from the exporters themselves, without Prometheus.
 
-The gauge of the idle run contains the history of activity. For the coverage, one sample of the counters per minute is
-kept for each allocation (coverage.py).
+One reading shows how long a unit has been idle, because the exporter counts idle runs. Only the coverage needs older
+values: one sample of the counters per minute is kept for each allocation (coverage.py).
 """
 
 from __future__ import annotations

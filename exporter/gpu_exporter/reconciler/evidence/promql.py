@@ -458,7 +458,7 @@ def _by_unit(facts: Facts, fact: str) -> dict[UnitKey, float]:
 
 
 def _more_careful(metric: str, rows: Iterable[VectorRow]) -> dict[UnitKey, float]:
-    """The value of each unit. If a unit has two series, the more careful value."""
+    """The value of each unit. If a unit has two series, the value that makes a mark less likely."""
     worst = MORE_CAREFUL[metric]
     values: dict[UnitKey, float] = {}
     for row in rows:

@@ -273,7 +273,7 @@ class PodMarker:
 
 
 def object_to_odd(pod: Mapping[str, Any]) -> None:
-    """Raise Refused for a pod of which only the metadata was read."""
+    """Raise Refused for a pod if only its metadata could be read."""
     if (pod.get("status") or {}).get("phase") == PENDING:
         raise Refused("not_running", "the pod has not started, or is starting again")
     if pod.get(ODD_KEY):

@@ -93,7 +93,7 @@ def _job_wants(found: Found) -> Wanted:
 
 
 def _jobset_wants(found: Found) -> Wanted:
-    """By replicated job: the pods that its existing Jobs want, plus all pods of its Jobs that do not exist yet."""
+    """By replicated job: the pods that the JobSet's existing Jobs want, plus all pods of Jobs that do not exist yet."""
     wanted: Counter[str] = Counter()
     there: Counter[str] = Counter()
     for job in found.between.values():
@@ -119,7 +119,9 @@ def _replicated(owner: Json) -> str:
 
 
 def _replicas_of(field: str) -> Callable[[Found], Wanted]:
-    """`wants` of a Kubeflow kind. `field`: the field of its spec that contains the replicas."""
+    """Make the function `wants` of a Kubeflow kind. `field`: the field of the object's spec that contains the
+    replicas.
+    """
 
     def wants(found: Found) -> Wanted:
         specs = _mapping(_spec(found.target).get(field))

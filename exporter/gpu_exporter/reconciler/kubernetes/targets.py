@@ -219,8 +219,8 @@ class TargetReader:
     def _sort(
         self, pods: _Pods, look: OwnerLook, link: Link, shape: Shape, found: Json
     ) -> tuple[list[tuple[Json, PodView]], dict[str, Json], list[str], list[str]]:
-        """Sort the pods. Returns the members, each with its controller; the objects between, by UID; strangers; and
-        unread objects.
+        """Sort the pods. Returns the members, each with its controller; the objects between members and target, by UID;
+        strangers; and unread objects.
         """
         members: list[tuple[Json, PodView]] = []
         between: dict[str, Json] = {}

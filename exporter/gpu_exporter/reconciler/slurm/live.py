@@ -86,7 +86,7 @@ class LiveJob(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether it can work. It cannot if its state has a flag such as COMPLETING."""
+        """Whether the job can work. A flag of its state such as COMPLETING means that it cannot."""
         return self.state == "RUNNING"
 
     @property

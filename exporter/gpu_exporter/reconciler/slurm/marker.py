@@ -1,10 +1,9 @@
-"""Marks on Slurm jobs: a line of text in AdminComment. If this field is in use or denied: in Extra (since 23.02) or
-Comment.
+"""Marks on Slurm jobs: a line of text in AdminComment, else in Extra (since 23.02) or Comment.
 
-Jobs are read with `squeue --json`, in which no job name or comment can imitate another field. Texts of others are never
-overwritten. The reconciler does not write Extra if Slurm uses it as a node filter
-(SchedulerParameters=extra_constraints). AdminComment needs the rights of an Administrator. The other fields need the
-rights of an Operator.
+The reconciler uses another field if AdminComment is in use or denied. Jobs are read with `squeue --json`, in which no
+job name or comment can imitate another field. Texts of others are never overwritten. The reconciler does not write
+Extra if Slurm uses it as a node filter (SchedulerParameters=extra_constraints). AdminComment needs the rights of an
+Administrator. The other fields need the rights of an Operator.
 """
 
 from __future__ import annotations
@@ -233,7 +232,7 @@ class JobMarker:
     def read(self, job_id: str, *, ended: bool = False) -> LiveJob:
         """The job, if it is live; with `ended`, also for some minutes after its end. Raises Refused if it is gone.
 
-        22.05 always answers with all jobs.
+        Slurm 22.05 always answers with all jobs.
         """
         try:
             jobs = self._jobs("--jobs", job_id, *(["--states=all"] if ended else []))
@@ -251,7 +250,7 @@ class JobMarker:
         return found
 
     def read_fate(self, name: HolderName, incarnation: str) -> str:
-        """See Surveyor.read_fate. Slurm lists a job for some minutes after its end. `incarnation`: the start of the job."""
+        """See Surveyor.read_fate. Slurm lists a job for some minutes after its end. `incarnation`: the job's start."""
         try:
             job = self.read(name.name, ended=True)
         except Refused:

@@ -20,7 +20,7 @@ WHOLE = 0.99  # share of a period that is as good as all of it
 
 
 class PeriodPart(NamedTuple):
-    """A part of the period: `span` seconds that ended `ago` seconds before the end."""
+    """A part of the period: `span` seconds that ended `ago` seconds before the end of the digest."""
 
     ago: float
     span: float

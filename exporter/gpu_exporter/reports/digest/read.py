@@ -194,7 +194,9 @@ class DigestReader:
     def _read_segment(
         self, segment: Segment, end: float, twice: set[str], *, all_of_it: bool
     ) -> dict[str, list[VectorRow]]:
-        """All answers by name. Adds to `twice` the nodes that several targets scraped at the same time."""
+        """Run all queries for a segment; the rows by query name. Adds to `twice` the nodes that several targets scraped
+        at the same time.
+        """
         part = segment.whole
         _, rows = self._ask(part, ("twice", targets.nodes_scraped_twice(self._matcher, part)), end)
         nodes = {row.labels.get("node", "") for row in rows}

@@ -1,4 +1,4 @@
-"""The screen as lines of text: selection, order and size. Without side effects."""
+"""Makes the lines of the screen: selects and sorts rows, and fits them to the window. Pure."""
 
 from __future__ import annotations
 

@@ -43,7 +43,9 @@ def open_lease(kubeconfig: str, place: str, clock: Clock) -> Lease:
 
 
 def open_record(kubeconfig: str, place: str) -> LeaseTexts:
-    """Texts in a second Lease without a holder, NAMESPACE/NAME-record. Raises ValueError, MarkError."""
+    """The second Lease NAMESPACE/NAME-record, which only stores texts and has no holder. Raises ValueError,
+    MarkError.
+    """
     namespace, name = split_place(place)
     return LeaseTexts(connect(kubeconfig), namespace, f"{name}{RECORD_SUFFIX}")
 

@@ -139,7 +139,8 @@ class _NamespaceReader:
         return pods, alive
 
     def _large_pods(self) -> Iterator[tuple[list[Link | str], PodView | None]]:
-        """The metadata of pods that are malformed or too large, because they are members of gangs too.
+        """The metadata of pods that are malformed or too large. They are read because such pods are members of gangs
+        too.
 
         Raises MarkError if nothing is known about a pod, because it may belong to any gang.
         """
