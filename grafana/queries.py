@@ -59,9 +59,7 @@ class Fleet:
         self._idle_short = settings.alerts.idle_short
 
     def part(self, part: str) -> str:
-        """Number of GPUs in one part of alerts/src/fleet.yaml, e.g. idle. GPUs without a holder have no namespace or
-        account.
-        """
+        """Number of GPUs in one part of alerts/src/fleet.yaml, e.g. idle. GPUs without a holder have no tenant."""
         whose = TENANT if part in PARTS else CLUSTER
         gpus = f'sum(namespace:gpu_gpus:sum{{{whose}, part=~"{part}"}})'
         return f"{gpus} or 0 * count(namespace:gpu_gpus:sum{{{CLUSTER}}})"
@@ -500,9 +498,7 @@ def _by_number(series: str, label: str, numbers: dict[str, int], aggregate: str)
 
 
 def _advised(expression: str) -> str:
-    """The rows with two more labels, `owner` and `site`, which repeat the cause for the columns with what each can
-    change.
-    """
+    """Add the labels `owner` and `site`, which repeat the cause for the columns with what each can change."""
     for label in ("owner", "site"):
         expression = f'label_join({expression}, "{label}", "", "cause")'
     return expression

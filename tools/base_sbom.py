@@ -122,9 +122,7 @@ def component(fields: Mapping[str, str], tree: Tree) -> dict[str, Any]:
 
 
 def python_component(path: str, text: str) -> dict[str, Any]:
-    """Convert a Python package to a component, from its metadata
-    (https://packaging.python.org/en/latest/specifications/).
-    """
+    """Convert a Python package to a component (https://packaging.python.org/en/latest/specifications/)."""
     fields = dict(re.findall(r"^(Name|Version|License-Expression|License): (.+)$", text.partition("\n\n")[0], re.M))
     name, version = fields.get("Name", ""), fields.get("Version", "")
     if not name or not version:

@@ -1,6 +1,4 @@
-"""Lists the metrics that no rule, dashboard, command or runbook page of gpu-exporter reads, and the question each
-answers.
-"""
+"""The metrics that no rule, dashboard, command or runbook page reads, each with the question that it answers."""
 
 from __future__ import annotations
 

@@ -114,9 +114,7 @@ def find(path: Path) -> list[Finding]:
 
 
 def _python_texts(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line number and text of comments, strings and names of tests. Names have spaces in place of
-    underscores.
-    """
+    """Yield line number and text of comments, strings and names of tests. In names, spaces replace underscores."""
     names = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in names:

@@ -244,9 +244,7 @@ def _describe_environment(prefix: str) -> str:
 
 
 def add_format(parser: Parser, form: str = "table", more: str = "") -> None:
-    """Add the flag for the output format: `form`, the default, or json. `more`: for the help, what the flag applies
-    to.
-    """
+    """Add the flag for the output format: `form`, the default, or json. `more`: text for the help."""
     parser.flag(
         "--format",
         dest="format",
@@ -306,9 +304,7 @@ def add_web_config(parser: Parser) -> None:
 
 
 def add_resources(parser: Parser) -> None:
-    """Add --attribution.resource, which both the agent (devices of the kubelet) and the reconciler (limits of pods)
-    use.
-    """
+    """Add --attribution.resource, for the agent (devices of the kubelet) and the reconciler (limits of pods)."""
     parser.flag(
         "--attribution.resource",
         dest="resources",

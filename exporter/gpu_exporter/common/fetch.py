@@ -95,9 +95,7 @@ class _Watched(http.client.HTTPConnection):
 
 
 class _WatchedTls(http.client.HTTPSConnection, _Watched):
-    """An HTTPS connection with a deadline. HTTPSConnection.connect calls _Watched.connect for the TCP part, so the TLS
-    handshake is watched too.
-    """
+    """An HTTPS connection with a deadline that includes the TLS handshake, because connect calls _Watched.connect."""
 
 
 class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):

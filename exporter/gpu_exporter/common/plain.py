@@ -69,9 +69,7 @@ def utc(wall: float) -> datetime:
 
 
 def layout(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> list[str]:
-    """The lines of a table: the header, then the rows. Columns are two spaces apart; those in `right` are
-    right-aligned.
-    """
+    """The lines of a table: header, then rows. Columns are two spaces apart; those in `right` are right-aligned."""
     lines = [header, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return [

@@ -104,9 +104,7 @@ class Procfs:
 
 
 class NewestProcess:
-    """Finds when the newest process with a given name started. Reads all processes again only after that process has
-    ended.
-    """
+    """Finds when the newest process with a given name started. Lists processes again only after that process ended."""
 
     def __init__(self, procfs: Procfs, name: str) -> None:
         self._procfs, self._name = procfs, name

@@ -30,7 +30,5 @@ def count_slices(board_slices: int, parts: Iterable[float]) -> float:
 
 
 def board_share(slices: float, whole: float, holders: int = 1) -> float:
-    """One holder's share of the board, 0 to 1. `slices`: of the unit, which `holders` holders share. `whole`: of the
-    board.
-    """
+    """A holder's share of the board, 0 to 1, if `holders` share a unit with `slices` of the board's `whole` slices."""
     return slices / whole / holders

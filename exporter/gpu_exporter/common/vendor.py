@@ -113,7 +113,7 @@ VENDORS = (NVIDIA,)
 
 
 def gpu_resources(further: Sequence[str] = ()) -> tuple[re.Pattern[str], ...]:
-    """Patterns of every vendor's resources, since nodes may differ, and of the site's `further` resources. Raises
+    """Patterns of all vendors' resources, since nodes may differ, and of the site's `further` ones. Raises
     ValueError.
     """
     return (*(vendor.resource for vendor in VENDORS), *compile_resources(further))

@@ -99,9 +99,7 @@ class DemandSeries(Collector):
 
 
 class OddObjects(Collector):
-    """Publishes how many malformed or too large objects were left out. The markers count them when they read
-    objects.
-    """
+    """Publishes how many malformed or too large objects were left out, as the markers counted them."""
 
     def __init__(self) -> None:
         self.counts: Mapping[tuple[str, str], int] = {}

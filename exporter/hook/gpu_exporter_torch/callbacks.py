@@ -74,9 +74,7 @@ class FrameworkLoop:
             self._ask()
 
     def interrupt(self, *, is_over: bool = True) -> None:
-        """Note that the framework has done other work since the last batch. `is_over`: false if this work still
-        continues.
-        """
+        """Note other work of the framework since the last batch. `is_over`: false if this work still continues."""
         if self._observation is not None:
             self._asked = perf_counter_ns()
             self._observation.restart(self._asked, is_over=is_over)

@@ -48,8 +48,8 @@ class StepCounter:
             self._begin = now
 
     def get(self, asked: int, now: int, *, is_first: bool) -> None:
-        """Note that the loop received the batch that it requested at `asked`. `is_first`: the first batch of the
-        iterator.
+        """Note that the loop received the batch that it requested at `asked`. `is_first`: the iterator's first
+        batch.
         """
         self.batches += 1
         self._batches += 1
@@ -63,9 +63,7 @@ class StepCounter:
             self._wait += now - asked
 
     def restart(self, now: int) -> None:
-        """Note that the framework did other work between two batches, e.g. an evaluation. This time is not part of any
-        step.
-        """
+        """Note other work of the framework between two batches, e.g. an evaluation, which belongs to no step."""
         if self._begin is not None and not self._batches:
             self._begin, self._wait = now, 0
 

@@ -179,9 +179,7 @@ class GpuProcess(NamedTuple):
 
 
 class ProcessList(NamedTuple):
-    """The processes on one GPU. `monotonic`: when the driver's answer was complete; every listed process started
-    before.
-    """
+    """The processes on one GPU. `monotonic`: when the driver had answered. Every process started before that."""
 
     monotonic: float
     processes: tuple[GpuProcess, ...]

@@ -192,7 +192,7 @@ class Proofs:
         }
 
     def _ask(self, query: str, clusters: Collection[str] = ()) -> list[VectorRow]:
-        """Run a query and return its rows. Raises AnswerError if the rows and `clusters` together name several
+        """Run a query, return its rows. Raises AnswerError if the rows and `clusters` together name several
         clusters.
         """
         rows = parse_vector(

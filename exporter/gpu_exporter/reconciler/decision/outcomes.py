@@ -103,9 +103,7 @@ class Watches:
         self._underused: dict[Key, frozenset[tuple[HolderName, str]]] | None = None
 
     def names(self) -> set[HolderName]:
-        """The watched holders. The next query must name them, because a list of idle holders omits a holder that
-        works.
-        """
+        """The watched holders. The next query must name them, because a list of idle holders omits those that work."""
         return {name for watch in self.open.values() for name in watch.holders.keys() - watch.ended}
 
     @property

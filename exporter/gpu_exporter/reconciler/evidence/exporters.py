@@ -231,9 +231,7 @@ class ExporterSource:
         )
 
     def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:
-        """The value on the page; if it is missing, the last known value, unless that is older than HOST_KEEP_S; else
-        None.
-        """
+        """The value on the page, else the last known value if it is at most HOST_KEEP_S old, else None."""
         place = (*key, name)
         if name in values:
             self._host[place] = wall, values[name]

@@ -165,9 +165,7 @@ class HolderEvidence(NamedTuple):
 
 
 def pools_of(holder: HolderEvidence) -> frozenset[str]:
-    """The pools of a holder's GPUs, as others would request these GPUs: the resource of a pod, the partition of a
-    job.
-    """
+    """The pools of a holder's GPUs, as others request them: the resource of a pod, the partition of a job."""
     return holder.facts.get("partition" if holder.name.scheduler == "slurm" else "resource", frozenset()) - {""}
 
 
@@ -304,9 +302,7 @@ def users_id_of(labels: Mapping[str, str]) -> str:
 
 @dataclass(slots=True)
 class Gathered:
-    """Collects the series of one holder row by row. If two rows differ, the value that makes a mark less likely
-    counts.
-    """
+    """Collects the series of one holder. If two rows differ, the value that makes a mark less likely counts."""
 
     owner: str = ""
     users_id: str = ""

@@ -31,9 +31,7 @@ Wanted: TypeAlias = Mapping[str, int] | None  # pods by role; None where they ca
 
 
 class Found(NamedTuple):
-    """An object on which an act is possible, as it was read. `between`: by UID, the objects between the target and its
-    pods.
-    """
+    """An object on which an act is possible, as it was read. `between`: by UID, the objects between it and its pods."""
 
     target: Json
     between: Mapping[str, Json]
@@ -119,9 +117,7 @@ def _replicated(owner: Json) -> str:
 
 
 def _replicas_of(field: str) -> Callable[[Found], Wanted]:
-    """Make the function `wants` of a Kubeflow kind. `field`: the field of the object's spec that contains the
-    replicas.
-    """
+    """Make the function `wants` of a Kubeflow kind. `field`: the field of the spec that contains the replicas."""
 
     def wants(found: Found) -> Wanted:
         specs = _mapping(_spec(found.target).get(field))

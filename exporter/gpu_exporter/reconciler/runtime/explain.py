@@ -157,9 +157,7 @@ def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivi
 
 
 def _read_use(source: ExplainingSource, decision: Decision, policy: Policy) -> UseOfUnits:
-    """How the holder uses its units with a recent sample. Prometheus also returns the last values of a node that is
-    gone.
-    """
+    """How the holder uses its units, without units whose last sample is old, since their node may be silent now."""
     try:
         found = source.read_use(decision.name, decision.units)
     except AnswerError as exc:

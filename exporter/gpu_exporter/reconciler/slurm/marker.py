@@ -200,9 +200,7 @@ class JobMarker:
         return job.field
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        """See Marker.renew. Writes the whole text, so it reads the job right before; on 22.05 it uses a list that is at
-        most RECENT_S old.
-        """
+        """See Marker.renew. Reads the job right before, since it writes the whole text; on 22.05 from a recent list."""
         job_id = mark.name.name
         job = self.read(job_id) if self._filters else self._find(job_id, self.recent_jobs())
         if job.incarnation != mark.incarnation:

@@ -31,9 +31,7 @@ PROFILES = (
 
 
 class Oversized(NamedTuple):
-    """A pod or job: known GPU-hours, mean utilization (0 to 1), peak memory on one GPU (bytes), and a size that would
-    do.
-    """
+    """A pod or job: GPU-hours, mean utilization (0 to 1), peak memory on one GPU (bytes), and a size that would do."""
 
     name: HolderName
     title: str

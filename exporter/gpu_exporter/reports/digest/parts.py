@@ -39,9 +39,7 @@ class PeriodPart(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Consecutive parts, oldest first, that one query reads together, so that no growth of a counter between them is
-    lost.
-    """
+    """Consecutive parts, oldest first, that one query reads together, so that no growth of a counter is lost."""
 
     parts: tuple[PeriodPart, ...]
 

@@ -194,8 +194,8 @@ class DigestReader:
     def _read_segment(
         self, segment: Segment, end: float, twice: set[str], *, all_of_it: bool
     ) -> dict[str, list[VectorRow]]:
-        """Run all queries for a segment; the rows by query name. Adds to `twice` the nodes that several targets scraped
-        at the same time.
+        """The rows of all queries for a segment, by name. Adds to `twice` the nodes that several targets scraped at
+        once.
         """
         part = segment.whole
         _, rows = self._ask(part, ("twice", targets.nodes_scraped_twice(self._matcher, part)), end)
@@ -221,8 +221,8 @@ class DigestReader:
             raise AnswerError(str(exc)) from exc
 
     def _queries(self, part: PeriodPart, all_of_it: bool, twice: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Yield name and PromQL of each query. `all_of_it`: false for the previous period, for which only the hours are
-        read. `twice`: nodes with several targets.
+        """Yield name and PromQL of each query. `all_of_it`: false to read only hours. `twice`: nodes with several
+        targets.
         """
         counters = [(name, f"gpu_tenant_{name}_gpu_seconds_total", 3600.0) for name in HOURS]
         counters += [("energy_kwh", ENERGY, 3.6e6)] if all_of_it else []

@@ -47,9 +47,7 @@ class ViewOptions(NamedTuple):
 
 
 class ScreenLine(NamedTuple):
-    """A line of the screen. `state`: if the line shows a state, its first and last column, and the tone of the
-    state.
-    """
+    """A line of the screen. `state`: where it shows a state (first and last column), and the tone of the state."""
 
     text: str
     style: str = PLAIN
@@ -175,8 +173,6 @@ def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, wi
 
 
 def _mark(head: str, each: NodeRow) -> tuple[int, int, str] | None:
-    """The first and last column of the state in a row of the table, and the tone of the state; None without a state
-    column.
-    """
+    """First and last column of the state in a row of the table, and the state's tone; None without a state column."""
     start = head.find("STATE")
     return (start, start + len(each.row.state), each.row.tone) if start >= 0 else None

@@ -43,9 +43,7 @@ def open_lease(kubeconfig: str, place: str, clock: Clock) -> Lease:
 
 
 def open_record(kubeconfig: str, place: str) -> LeaseTexts:
-    """The second Lease NAMESPACE/NAME-record, which only stores texts and has no holder. Raises ValueError,
-    MarkError.
-    """
+    """The Lease NAMESPACE/NAME-record, which stores texts and has no holder. Raises ValueError, MarkError."""
     namespace, name = split_place(place)
     return LeaseTexts(connect(kubeconfig), namespace, f"{name}{RECORD_SUFFIX}")
 
@@ -67,9 +65,7 @@ class Lease:
     """One Lease that this process holds or waits for."""
 
     def __init__(self, api: Api, namespace: str, name: str, clock: Clock, identity: str = "") -> None:
-        """`identity`: the name of this process in the Lease. The default is random, so a restarted process has another
-        one.
-        """
+        """`identity`: the name of this process; by default random, so a restarted process has another identity."""
         self._api = api
         self._namespace = namespace
         self._name = name
@@ -122,9 +118,7 @@ class Lease:
         start(threading.Thread(target=repeat, args=args, name=self.task.name, daemon=True))
 
     def read_text(self, key: str) -> str:
-        """See TextPlace.read_text. The text is an annotation in the last answer. Only the holder of the Lease writes
-        it.
-        """
+        """See TextPlace.read_text. Reads an annotation in the last answer. Only the Lease's holder writes it."""
         return str(self._annotations.get(PREFIX + key, ""))
 
     def write_text(self, key: str, text: str) -> None:
@@ -284,9 +278,7 @@ class LeaseTexts:
         return str((self._seen["metadata"].get("annotations") or {}).get(PREFIX + key, ""))
 
     def write_text(self, key: str, text: str) -> None:
-        """See TextPlace.write_text. Raises MarkError (`conflict`) if another process has written since the last
-        read.
-        """
+        """See TextPlace.write_text. Raises MarkError (`conflict`) if another process wrote after the last read."""
         coordination = self._api.coordination
         if self._seen is None:
             metadata = {"name": self._name, "namespace": self._namespace, "annotations": {PREFIX + key: text}}

@@ -50,9 +50,7 @@ class PodView(NamedTuple):
 
 
 class Service(NamedTuple):
-    """The fields of a Service that are used. `selector`: labels of the pods that receive its requests; empty for
-    none.
-    """
+    """The fields of a Service that are used. `selector`: labels of the pods that it sends requests to, if any."""
 
     name: str
     is_headless: bool
@@ -258,9 +256,7 @@ def holds_gpus(pod: Json, resources: Resources) -> bool:
 
 
 def view_pod(pod: Json, resources: Resources) -> PodView:
-    """Reduce a live pod to the fields that are used. Raises ValueError and similar exceptions if it has no name or
-    UID.
-    """
+    """Reduce a live pod to the fields that are used. Raises ValueError and others if it has no name or UID."""
     metadata = trim(pod["metadata"])
     odd: tuple[str, str] | None = metadata.pop(ODD_KEY, None)
     asked: int | None = None

@@ -179,9 +179,7 @@ class ListReader(Generic[T]):
                 self._read_on()
 
     def _decoded(self) -> Any:
-        """The next value, if it is complete. Otherwise raises _Incomplete or _Undecoded and does not move the
-        position.
-        """
+        """The next value, if it is complete. Otherwise raises _Incomplete or _Undecoded, and keeps the position."""
         self._peek()
         self._head = self._text[self._at : self._at + HEAD]
         try:
