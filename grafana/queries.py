@@ -464,8 +464,8 @@ class Operations:
         return f"max(time() - {last})"
 
     def regret(self) -> str:
-        """The share of groups that worked again within the hour, of those that became underused in the range and whose
-        outcome is known.
+        """The share of regrets: of the groups that became underused in the range and have a known outcome, those that
+        worked again within the hour.
         """
         counted = f'gpu_reconciler_outcomes_total{{{CLUSTER}, outcome=~"%s"}}'
         wrong, known = (

@@ -35,7 +35,7 @@ def build_page() -> Mapping[Path, str]:
 
 
 def _define(name: str, texts: list[tuple[str, str]], otherwise: str = "") -> str:
-    """A template that prints, for the cause in the annotation, the first of its texts whose numbers are all there."""
+    """A template that finds the cause in the annotation, and prints its first text whose numbers the annotation has."""
     branches = [
         f'{{{{ {"else " if at else ""}if match "{_pattern(cause, text)}" . }}}}{_replace(cause, text)}'
         for at, (cause, text) in enumerate(texts)

@@ -201,7 +201,7 @@ def find_targets(options: argparse.Namespace, *, condition: bool = False) -> Tar
 
 def list_pauses(options: argparse.Namespace, *, with_lease: bool) -> Sequence[PausePlace]:
     """The places where a pause may be kept. `with_lease`: include the Lease, because no other part of this process
-    reads the pause in it.
+    reads the Lease's pause.
 
     Raises ValueError, MarkError, ModuleNotFoundError.
     """

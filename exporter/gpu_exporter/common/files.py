@@ -279,8 +279,9 @@ def refuse_shared(directory: int, path: Path) -> None:
 
 
 def check_kept(directory: Path) -> int:
-    """The owner of a state directory. Raises SharedDirectory if every user may write in it, even with a sticky bit:
-    another user could make a file there first, and this program would read it, lock it or connect to it.
+    """The owner of a state directory. Raises SharedDirectory if every user may write in it, even with a sticky bit.
+
+    Another user could create a file there first, and this program would read it, lock it or connect to it.
     """
     status = directory.stat()
     if status.st_mode & stat.S_IWOTH:

@@ -42,12 +42,12 @@ def _nothing(*_: object) -> None:
 
 
 def follow_signals(actions: Mapping[signal.Signals, Callable[[], object]]) -> Task:
-    """Call `actions[number]` in a separate thread for each signal that arrives. Returns the thread's task. Raises
-    NoThread.
+    """Call `actions[number]` in a separate thread for each signal that arrives. Returns the thread's task.
 
-    The interpreter writes the signal's number into a pipe (signal.set_wakeup_fd) at once. A Python handler would run
-    later, between two steps of the main thread: a signal that arrives just before this thread waits for a lock would
-    have no effect. A handler may also interrupt code that holds the very lock that the handler needs, as in Event.set.
+    Raises NoThread. Python runs a signal handler only between two steps of the main thread: too late for a thread that
+    is about to wait for a lock. A handler may also interrupt code that holds the lock which the handler needs, as in
+    Event.set. So the interpreter writes the signal's number into a pipe (signal.set_wakeup_fd), and the thread reads
+    it.
     """
     follower = _follower()
     for number, action in actions.items():

@@ -23,8 +23,8 @@ class Task:
     """Surrounds each turn of a loop: an exception inside `with task: ...` ends only this turn."""
 
     def __init__(self, name: str, late_s: float = math.inf) -> None:
-        """`late_s`: the longest normal time from the start of one turn to the start of the next (seconds). A task that
-        takes longer is reported. Infinite if another part of the program reports that this task hangs.
+        """`late_s`: the longest normal time between the starts of two turns (seconds); a longer time is reported.
+        Infinite if another part of the program reports a hang of this task.
         """
         self.name = name
         self.failures = 0

@@ -39,7 +39,7 @@ class ApplyRuns:
     ) -> None:
         """`leadership`: None if there is no other process.
         `wait_s`: how long a run waits for leadership (seconds).
-        `forget`: called while another process decides, because this process then misses changes.
+        `forget`: called while another process decides, since the memory of this process then becomes outdated.
         """
         self._cycle = cycle
         self._telemetry = telemetry

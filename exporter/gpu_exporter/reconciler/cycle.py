@@ -83,8 +83,8 @@ class ReconcileCycle:
     ) -> None:
         """`once`: this process runs a single cycle, so it withdraws marks without supporting evidence at once.
 
-        It does so only after it has read the evidence. Before that the age of marks does not count, because in a cron
-        job it is the time since the last run.
+        It withdraws them only after it has read evidence: in a cron job, the age of a mark before that is only the time
+        since the last run.
         """
         self._once = once
         self._may_write = hooks.may_write

@@ -71,14 +71,13 @@ class HostEvidence(NamedTuple):
 
     - `cpus`: how many CPUs the cgroups that do most of the work may use at once, None without a limit. `quota`: the
       same by the CFS quota alone. `throttled`: share of the periods in which this quota ran out.
-    - `cores`: CPUs that the holder used. `host_cpus`: CPUs of the host. `host_busy`: share of them that all programs
-      use.
+    - `cores`: CPUs that the holder used. `host_cpus`: CPUs of the host. `host_busy`: share of the host's CPUs in use.
     - `pressure_...`: share of the time in which some task waited for this resource; `memory_full`: in which all tasks
       waited for memory (PSI; only with version 2 of cgroups).
-    - `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `memory_cache`: page cache in it. `refaults`:
-      pages of files that were evicted and read again.
-    - `killed`: processes that the OOM killer ended, for any limit. `ooms`: how many of these at most the holder's own
-      limit caused, which was reached during this look.
+    - `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `memory_cache`: page cache in that cgroup.
+      `refaults`: pages of files that were evicted and read again.
+    - `killed`: processes that the OOM killer ended, for any limit. `ooms`: how many of these kills the holder's own
+      limit can explain.
     - `shm_bytes`, `shm_limit`: shared memory in use, and the size of /dev/shm.
     - `read`, `written`: bytes from and to block devices. `received`, `sent`: bytes of the holder's own network
       namespace.

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 
 class UnitTotals(NamedTuple):
-    """Running totals of one unit, all in seconds; None if the hardware never reported the value.
+    """Running totals of one unit, in seconds or joules; None if the hardware never reported the value.
 
     `active_by`: the witnesses of the last activity (UTILIZATION or others). `other_s`: by witness, seconds since this
-    process started in which utilization was 0, but the witness was active, so the time is not idle. If several were
-    active, only the first counts, in the order of sampling/activity/witnesses.py. `unattributed_s`, `unattributed_j`:
-    seconds of full load and joules that belong to no known holder; None for joules without a counter.
+    process started that are not idle, although utilization was 0, because this witness showed activity. If several did,
+    only the first in the order of sampling/activity/witnesses.py counts. `unattributed_s`, `unattributed_j`: seconds of
+    full load and joules that belong to no known holder; None for joules without a counter.
 
     Invariant: busy_s + idle_s <= observed_s.
     """

@@ -51,10 +51,10 @@ class TrainingPace(NamedTuple):
     - `seen`: how many steps all ranks reported in this time, measured or not.
     - `wait`: the largest share that a rank waits for data. `waiting_rank`: this rank. If `is_gpu`, only time in which
       the GPU had no work counts.
-    - `phases`: by name, the mean of the ranks that measure the phase.
+    - `phases`: by name, the mean share of the ranks that measure the phase.
     - `silent_s`: seconds since the last known step.
-    - `late`: the rank that the others wait for, with the share of a step, as text; "" without such a rank.
-      `late_share`: this share, None if the ranks cannot be compared.
+    - `late`: the rank that the others wait for, and the share of a step that they wait, as text; "" without such a
+      rank. `late_share`: this share, None if the ranks cannot be compared.
     - `facts`: settings that all ranks have in common.
     """
 

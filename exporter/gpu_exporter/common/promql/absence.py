@@ -223,7 +223,9 @@ def _young(ask: Ask, matcher: str, wall: float, needed_s: float) -> Absence | No
 
 
 def _had_series(matcher: str, past: str) -> str:
-    """PromQL: targets whose exporter had series in `past`, or in the last minutes, which its steps can miss."""
+    """PromQL: targets whose exporter had series in `past` or in the last minutes (the steps of `past` may miss
+    these).
+    """
     over = (f"group by (job, instance) (max_over_time({BUILD}{{{matcher}}}[{each}]))" for each in (PASTS[0], past))
     return f"({' or '.join(over)})"
 

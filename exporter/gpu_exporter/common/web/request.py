@@ -82,7 +82,7 @@ def parse_head(head: bytes) -> Request:
 
 
 def _quality(header: str, *names: str) -> float:
-    """The quality (0 to 1) that an Accept header gives to the first of `names` in it; 0 if it has none."""
+    """The quality (0 to 1) that an Accept header gives to the first of `names` that it contains; 0 without one."""
     found: dict[str, float] = {}
     for entry in header.split(","):
         name, *parameters = (part.strip().lower() for part in entry.split(";"))

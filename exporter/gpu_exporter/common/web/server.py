@@ -101,9 +101,7 @@ class _Listener:
         self._budget = CpuBudget()
 
     def begin(self) -> None:
-        """Accept connections until `end`, by a callback of the event loop. A cancelled task would drop the connection
-        that it waits for.
-        """
+        """Accept connections until `end`. A callback does this, because cancelling a task could lose a connection."""
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:

@@ -1,8 +1,8 @@
 """The file with the TLS and password settings of a port, in the format of Prometheus's own exporters.
 
 Format: github.com/prometheus/exporter-toolkit, docs/web-configuration.md. An unsupported setting is an error, because
-ignoring it would leave the port more open than the file requires. A change of the file never reduces the protection of
-a port in use, because the last part may be missing if the program that writes the file is interrupted.
+ignoring it would leave the port more open than the file requires. The last part of the file is missing if the program
+that writes it is interrupted. So a change of the file never reduces the protection of a port in use.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Proofs:
         return demand
 
     def read_host_work(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, Work]]:
-        """The present activity of these holders on their hosts, by node; by the exporter's `instance` if `node` is
+        """What these holders now do on their hosts, by node, or by the exporter's `instance` if the label `node` is
         missing.
         """
         found: defaultdict[HolderName, dict[str, Work]] = defaultdict(dict)

@@ -413,8 +413,8 @@ def _pool(tenants: dict[str, PolicyStanding], regret_max: float) -> PolicyStandi
     """The record of all tenants together; None for fewer than TENANTS_MIN tenants. Each tenant counts for at most a
     fifth.
 
-    If the tenant with the largest share of regrets has too many, it is left out. So it cannot prevent acts on other
-    tenants.
+    The tenant with the largest share of regrets is left out if it has too many regrets. So it cannot prevent acts on
+    other tenants.
     """
     counted = dict(tenants)
     worst = max(counted, key=lambda tenant: (counted[tenant].regrets / counted[tenant].decisions, tenant), default="")

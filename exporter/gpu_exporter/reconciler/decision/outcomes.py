@@ -3,9 +3,9 @@
 A group is a gang, or a single pod or job, so a Job of 64 pods is one decision. Decisions are counted instead of marks.
 So a dry run counts them too, and a site can judge a policy before the policy may write.
 
-If an idle run began after the decision, the run before it was ended by work or by unknown time. Two facts show which.
-Only work increases the longest gap of a holder. Unknown time ends a run only if it lasts longer than the time between
-two cycles.
+A new idle run after the decision shows that work or unknown time ended the old run. It was work if the longest gap of
+the holder has grown. It was also work if the break was shorter than the time between two cycles, because a short
+unknown time does not end a run.
 """
 
 from __future__ import annotations

@@ -108,10 +108,10 @@ def place(reference: Reference, namespace: str) -> str:
 def why_not(
     target: Target, decisions: Mapping[HolderName, Decision], verbs: Collection[str], notes: Collection[str]
 ) -> Skipped | None:
-    """Why no act on a target is allowed; None if every member that it would end is underused or has no GPU.
+    """Why no act on a target is allowed; None if every member that the act would end is underused or has no GPU.
 
     `decisions`: on holders that are marked underused.
-    `verbs`: those of ACTIONS that the site allows.
+    `verbs`: the acts of ACTIONS that the site allows.
     `notes`: notes of the acts in the reconciler's journal.
     """
     if target.obstacle is not None:

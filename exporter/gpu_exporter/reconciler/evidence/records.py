@@ -165,7 +165,7 @@ class HolderEvidence(NamedTuple):
 
 
 def pools_of(holder: HolderEvidence) -> frozenset[str]:
-    """The pools of a holder's GPUs, as others request them: the resource of a pod, the partition of a job."""
+    """The pools of a holder's GPUs: for a pod the resources that it requested, for a job its partitions."""
     return holder.facts.get("partition" if holder.name.scheduler == "slurm" else "resource", frozenset()) - {""}
 
 

@@ -153,10 +153,10 @@ def build_lease(kubeconfig: str, place: str) -> Lease:
 
 
 def build_record_place(kubeconfig: str, lease: str, directory: Path | None) -> TextPlace | None:
-    """The place where the record of decisions survives a restart: files of a directory, otherwise a second Lease beside
-    the one at NAMESPACE/NAME. None if neither is given.
+    """The place where the record of decisions survives a restart; None without a directory and a Lease.
 
-    Raises ValueError, OSError, MarkError.
+    The place is a directory, or else a second Lease beside the Lease at NAMESPACE/NAME. Raises ValueError, OSError,
+    MarkError.
     """
     if directory is not None:
         return TextFiles(directory)

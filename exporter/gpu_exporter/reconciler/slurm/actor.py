@@ -1,6 +1,6 @@
 """Requeues jobs whose owners allow it. Cancels other jobs if the site allows that.
 
-`scontrol requeue` and `scancel` take the id of a job, but cannot select a certain run of it. So the job is read right
+`scontrol requeue` and `scancel` take the id of a job, but cannot select one run of the job. So the job is read right
 before the command. A note about the act is first written into the job's mark, and read back. If the process ends before
 the command, the note remains, and no second command is given while the mark remains.
 

@@ -117,7 +117,7 @@ def parse_jobs(
 ) -> list[LiveJob]:
     """The jobs in the output of `squeue --json`. A malformed job does not affect the others.
 
-    `fields`: those of FIELDS that may carry a mark, the best first.
+    `fields`: the fields of FIELDS that may carry a mark, the best first.
     `denied`: fields that the reconciler may not write. It does not change marks there.
     `report`: called with the number of malformed jobs.
     Raises ValueError.
@@ -202,7 +202,7 @@ def _given(row: dict[str, Any]) -> tuple[int | None, bool, bool]:
 
 
 def _dependencies(text: str) -> frozenset[str]:
-    """Ids of the jobs for whose end a job waits. `after` does not count, because it waits for a start."""
+    """Ids of the jobs that must end before this job starts. `after` is left out, because it waits for a job's start."""
     parts = (part for part in re.split("[,?]", text) if not part.startswith("after:"))
     return frozenset(job for part in parts for job in DEPENDS_ON.findall(part))
 

@@ -32,8 +32,8 @@ class Hours:
     """GPU-hours, kilowatt-hours and cost, as Prometheus returned them. Only `figures` has the values that may be shown.
 
     `busy`: integral of utilization. `stalled`: fully busy without progress. None: no exporter has the counter.
-    `recorded`: GPU-hours in the recordings of the rules; `cost` is complete only if these are all GPU-hours.
-    `unpriced`: recorded GPU-hours without a price. `unmetered`: GPU-hours on GPUs without an energy counter.
+    `recorded`: GPU-hours that the rules recorded; `cost` covers only these. `unpriced`: recorded GPU-hours without a
+    price. `unmetered`: GPU-hours on GPUs without an energy counter.
     """
 
     held: float = 0.0

@@ -70,12 +70,12 @@ class TenantCause(NamedTuple):
 class Digest:
     """The content of a digest.
 
-    `days`: start and hours per day, oldest first, None for a day whose hours are not known. `before`: the hours of the
-    previous period of the same length, None if Prometheus has not seen all of it. `seen`: how much of the period
-    Prometheus has seen. `holders`, `oversized`: None if the rules have not recorded the whole period.
+    `days`: start and hours per day, oldest first, None for a day with unknown hours. `before`: the hours of the
+    previous period of the same length, None if Prometheus has not seen all of that period. `seen`: how much of the
+    period Prometheus has seen. `holders`, `oversized`: None if the rules have not recorded the whole period.
 
-    `missing`: values that are missing or may be wrong, each with its reason. `currency`: as the site's prices name it,
-    "" if they do not. `idle_short_s`: idle runs of `holders` are at least this long.
+    `missing`: values that are missing or may be wrong, each with its reason. `currency`: the currency of the site's
+    prices, "" if it is unknown. `idle_short_s`: idle runs of `holders` are at least this long.
     """
 
     start: float

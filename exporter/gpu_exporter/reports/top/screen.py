@@ -83,7 +83,7 @@ def summary(reading: ClusterReading, nodes: int) -> str:
     shown = [each for each in reading.rows if each.row.state != "mig"]
 
     def count(is_so: Callable[[Row], object]) -> int:
-        """The number of units with such a row. A shared GPU has one row for each holder."""
+        """The number of units in such rows. A shared GPU has one row for each holder."""
         return len({(each.node, each.row.gpu) for each in shown if is_so(each.row)})
 
     stalled, silent = count(lambda row: row.state == "stalled"), count(lambda row: row.state in SILENT_STATES)

@@ -248,7 +248,7 @@ def keys_of(metadata: Json) -> list[Link | str]:
 
 
 def holds_gpus(pod: Json, resources: Resources) -> bool:
-    """Whether a pod requests GPUs, or may do so by a claim or by an invalid spec."""
+    """Whether a pod requests GPUs, or possibly does, because it has a resource claim or an invalid spec."""
     try:
         return bool(pod["spec"].get("resourceClaims")) or gpus_asked(pod["spec"], resources) != 0
     except NOT_UNDERSTOOD:
