@@ -163,7 +163,7 @@ class Fleet:
     def smaller(self) -> dict[str, str]:
         """Holders for which a smaller GPU would be enough, as in the digest, by column of the table.
 
-        Each query returns only holders that meet all conditions, because the table shows a holder that is in any query.
+        Each query returns only holders that meet all conditions, because the table shows every holder of every query.
         """
         mine = f'{CLUSTER}, namespace=~"$namespace"'
         asked = dict(oversized.queries(HOLDER, "user, account", "$__range", mine))

@@ -1,4 +1,4 @@
-"""The address of a server, separate from the user and the password that were written with it."""
+"""The address of a server. Its text is kept apart from a user and password in the same URL."""
 
 from __future__ import annotations
 

@@ -105,8 +105,9 @@ def last_seen(ask: Ask, selector: str) -> float | None:
 
 
 def moments_of(selector: str, by: str = "") -> str:
-    """PromQL: the time of each moment at which a series of this selector exists. timestamp() would take Prometheus 2.42
-    150 times as long, for a day of 250 series.
+    """PromQL: the time of each moment at which a series of this selector exists.
+
+    Uses time(), because timestamp() is 150 times as slow (Prometheus 2.42, over a day of 250 series).
     """
     return f"(0 * count {by}({selector}) + time())"
 

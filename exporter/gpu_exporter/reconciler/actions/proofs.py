@@ -122,7 +122,7 @@ class Proofs:
         return found
 
     def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
-        """By holder, the pools of its GPUs, and for each pool the GPUs that others waited for during all of WAITED."""
+        """By holder and by pool of its GPUs, the number of GPUs that others waited for during all of WAITED."""
         demand: defaultdict[HolderName, dict[str, float]] = defaultdict(dict)
         clusters: set[str] = set()
         for of_these in restrict(names):

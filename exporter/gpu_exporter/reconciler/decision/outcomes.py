@@ -272,9 +272,7 @@ def _longest_gap(decision: Decision) -> float:
 
 
 def _worked(decision: Decision, watch: Watch, start: WatchStart) -> bool:
-    """Whether a unit of this holder worked after the watch began: its idle run ended, and unknown time is not the
-    reason.
-    """
+    """Whether a unit of this holder worked after the watch began: work, and not unknown time, ended the idle run."""
     gap_s = _longest_gap(decision)
     if gap_s > start.gap_s and gap_s + SLACK_S >= start.idle_s:
         return True

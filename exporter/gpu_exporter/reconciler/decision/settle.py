@@ -244,7 +244,7 @@ def _exempt(decision: Decision, exemption: Exemption) -> Decision:
 
 
 def _lowered(decision: Decision, stage: str, reason: str) -> Decision:
-    """The decision with another stage. The new stage is never higher."""
+    """The decision with another stage, which the caller chooses so that it is never higher."""
     windows = decision.windows
     needed_s = windows.needed_s(stage) if windows is not None else decision.needed_s
     since = decision.idle_since_wall if stage in LABELLED else None

@@ -133,7 +133,7 @@ class ExporterSource:
         return {}
 
     def read_waiting(self, name: HolderName) -> Mapping[str, float]:
-        """See ExplainingSource.read_waiting. Always empty, because exporters do not know what waits."""
+        """See ExplainingSource.read_waiting. Always empty, because exporters do not know the waiting pods and jobs."""
         return {}
 
     def read_gaps(self) -> Sequence[str]:

@@ -207,8 +207,8 @@ class Owners:
 class OwnerLook:
     """One reading of the owners in one namespace. Reads each owner once, within the limits.
 
-    It keeps the answers, so only the next reading finds a kind that is installed later. Its calls raise MarkError only
-    if the API server is throttling (429); `place` also raises it for any failed request.
+    It keeps the answers, so only the next reading finds a kind that is installed later. `place` raises MarkError for
+    any failed request, the other calls only if the API server is throttling (429).
     """
 
     def __init__(self, api: Api, clock: Clock, kinds: Kinds, namespace: str, parents: Parents, until: float) -> None:

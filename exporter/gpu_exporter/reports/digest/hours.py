@@ -1,4 +1,4 @@
-"""The hours of a digest, by tenant and by holder, and which of their numbers are known well enough to be shown."""
+"""The hours of a digest, by tenant and by holder. Only numbers that are certain enough are shown."""
 
 from __future__ import annotations
 
