@@ -120,7 +120,7 @@ class AllocationView(NamedTuple):
 
     @property
     def stalled_run_s(self) -> float | None:
-        """Seconds of the present stall; 0 without a stall, None while it is unknown whether there is one."""
+        """Seconds of the present stall; 0 without a stall, None while it is unknown whether the allocation stalls."""
         spin = self.spin
         if spin is not None and spin.is_below:
             return 0.0

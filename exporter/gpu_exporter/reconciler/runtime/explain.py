@@ -125,7 +125,7 @@ def _say_last_seen(source: ExplainingSource, names: Sequence[HolderName]) -> str
 
 
 def _say_nearest(source: ExplainingSource, holder: str) -> str:
-    """The holder with the most similar name; "" if there is none."""
+    """The holder with the most similar name; "" if no name is similar."""
     try:
         found = {name for name, _ in source.find_holders(lambda labels, _host: labels.get("uuid", ""))}
     except AnswerError:
