@@ -1,6 +1,7 @@
 """Parts of the rules that are the same at every site: lists of labels, and templates of annotations.
 
-A rule contains ${key} in place of KEY. tools/rules.py fills in these parts, and section `alerts` of the configuration.
+In a rule, ${key} stands for the constant KEY. tools/rules.py fills in these constants, and the settings of the section
+`alerts` of the configuration.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def placed(recording: str) -> str:
 
 
 def gpus_text(recording: str, hours: str) -> str:
-    """Template of an annotation: a holder's GPUs in `recording`, their `hours` and cost if not empty, and their memory.
+    """Template of an annotation: a holder's GPUs in `recording`, their memory and, unless `hours` is empty, hours and
+    cost.
 
     Names and figures cannot be labels: they change, and each change would be a new alert. So each pending or firing
     alert runs one query (docs/scale.md shows the cost). The query has no matchers for labels that the holder lacks,
@@ -105,7 +107,7 @@ def gpus_text(recording: str, hours: str) -> str:
 
 
 def stalled_text() -> str:
-    """As gpus_text: the GPUs of a stalled holder, those at rest first, at most ten of each kind."""
+    """As gpus_text, for the GPUs of a stalled holder: those at rest first, at most ten of each kind."""
     members = "allocation:gpu_stalled_member:info"
     late = placed(f"{members}X").replace("X{%[1]s}", '{part="late",%[1]s}').replace('"gpu"', '"late"')
     spin = placed(f"{members}X").replace("X{%[1]s}", '{part!="late",%[1]s}')

@@ -62,8 +62,8 @@ class Board:
     def __init__(
         self, uid: str, title: str, description: str, since: str, refresh: str, empty: Mapping[int, str] = NOTHING
     ) -> None:
-        """`empty`: what a panel shows without data, by its id; others show Grafana's `No data`. Not for tables: Grafana
-        prints such a text in each empty cell.
+        """`empty`: by panel id, the text of a panel without data; other panels show Grafana's `No data`. Not for
+        tables, because Grafana prints such a text in each empty cell.
         """
         self._empty = empty
         self._x = self._y = self._height = 0
@@ -127,7 +127,7 @@ class Board:
         self._y += 1
 
     def put(self, panel: Panel, width: int, height: int) -> None:
-        """Place the next panel. `width`: in columns, of 24. `height`: in units of 38 pixels."""
+        """Place the next panel. `width`: in columns, of which a row has 24. `height`: in units of 38 pixels."""
         if text := self._empty.get(panel.build().id_val or 0):
             panel.no_value(text)
         if self._x + width > 24:
@@ -156,7 +156,7 @@ def number(
     color: str = NEUTRAL,
     alarm: float | None = None,
 ) -> stat.Panel:
-    """One figure. `alarm`: at or above this value it is orange, below it green."""
+    """One figure. `alarm`: a figure at or above this value is orange, a figure below it is green."""
     panel = (
         stat.Panel()
         .id(id_)
@@ -186,7 +186,7 @@ def graph(
     most: float | None = None,
     limit: float | None = None,
 ) -> timeseries.Panel:
-    """Lines. `most`: upper end of the axis. `limit`: value of a dashed line."""
+    """A graph with lines. `most`: upper end of the axis. `limit`: value of a dashed line."""
     panel = (
         timeseries.Panel()
         .id(id_)
@@ -298,7 +298,7 @@ def rows(
 
 
 def in_words(texts: Mapping[str, str]) -> list[models.DynamicConfigValue]:
-    """Text in place of a code, in a column of a table; long texts take several lines."""
+    """Show a text in place of a code, in a column of a table; long texts take several lines."""
     named = {code: models.ValueMappingResult(text=text) for code, text in texts.items()}
     return [
         value("mappings", [models.ValueMap(named)]),
@@ -375,7 +375,9 @@ def steps(*pairs: tuple[float | None, str]) -> builders.ThresholdsConfig:
 
 
 def colored(*pairs: tuple[float | None, str]) -> list[models.DynamicConfigValue]:
-    """Colours the text of a cell, by value if there are pairs. A cell of type auto has no colour for `unknown`."""
+    """Colour the text of a cell: by `pairs` of lower limit and colour, or all alike without pairs. The cell has the
+    type color-text, because a cell of type auto has no colour for `unknown`.
+    """
     if not pairs:
         return [
             value("custom.cellOptions", {"type": "color-text"}),

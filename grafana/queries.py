@@ -1,10 +1,9 @@
 """The PromQL of the dashboards: one function for each quantity.
 
 Queries over more than an hour read recordings (alerts/src), which have already decided what is held, used, idle and
-unknown. So 2,000 GPUs cost no more than their sums. Raw series are read only for one node, for one holder, or for the
-current moment.
-A count is 0 only if a series shows that an exporter counts (`or 0 * ...` of an existing series), never by
-`or vector(0)`.
+unknown. So a dashboard of 2,000 GPUs reads only their sums. Raw series are read only for one node, for one holder, or
+for the current moment. A count shows 0 only while an exporter really counts: a query adds `or 0 * ...` of an existing
+series, never `or vector(0)`.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Fleet:
         self._idle_short = settings.alerts.idle_short
 
     def part(self, part: str) -> str:
-        """GPUs in one part of alerts/src/fleet.yaml. GPUs without a holder have neither namespace nor account."""
+        """Number of GPUs in one part of alerts/src/fleet.yaml, e.g. idle. GPUs without a holder have no tenant."""
         whose = TENANT if part in PARTS else CLUSTER
         gpus = f'sum(namespace:gpu_gpus:sum{{{whose}, part=~"{part}"}})'
         return f"{gpus} or 0 * count(namespace:gpu_gpus:sum{{{CLUSTER}}})"
@@ -162,9 +161,9 @@ class Fleet:
         }
 
     def smaller(self) -> dict[str, str]:
-        """Holders for which less would be enough, as in the digest, by column of the table.
+        """Holders for which a smaller GPU would be enough, as in the digest, by column of the table.
 
-        Each query returns only holders that meet all conditions, because the table shows a holder that is in any query.
+        Each query returns only holders that meet all conditions, because the table shows every holder of every query.
         """
         mine = f'{CLUSTER}, namespace=~"$namespace"'
         asked = dict(oversized.queries(HOLDER, "user, account", "$__range", mine))
@@ -224,7 +223,7 @@ class Holder:
         )
 
     def causes(self) -> str:
-        """The cause of the state of each of its GPUs, as a number of CAUSE_NUMBERS; of two, the one judged first."""
+        """The cause of the state of each GPU, as a number of CAUSE_NUMBERS; of several causes, the first in CAUSES."""
         return _by_number(
             f"gpu_allocation_cause{{{WHO}%s}}", "cause", CAUSE_NUMBERS, "max by (cluster, node, gpu, mig)"
         )
@@ -404,7 +403,7 @@ class Operations:
         return f"count({lately} unless on ({TARGET}) {self._reporting}) or 0 * count({lately})"
 
     def driver_down(self) -> str:
-        """Nodes where GPUs are expected or unbound (no kernel driver), but no driver answers."""
+        """Number of nodes where GPUs are expected or unbound (no kernel driver), but no driver answers."""
         missed = f'gpu_devices_expected{{{NODE}}} > 0 or gpu_devices_unmanaged{{{NODE}, driver="none"}} > 0'
         driver = f"gpu_driver_up{{{NODE}}}"
         return f"count({driver} == 0 and on ({TARGET}) ({missed})) or 0 * count({driver})"
@@ -423,7 +422,7 @@ class Operations:
         return f"topk(10, max by (cluster, node) (timestamp({last}) - {last}))"
 
     def coverage(self) -> str:
-        """Share of the held time with known use of the GPUs, over half an hour; the worst nodes."""
+        """Share of the held time for which the use of the GPUs is known, over half an hour, for the ten worst nodes."""
         node = f'{CLUSTER}, node=~"$node"'
         held = f"count by (cluster, node) (allocation:gpu_share:ratio{{{node}}})"
         known = f"sum by (cluster, node) (allocation:gpu_coverage:ratio30m{{{node}}})"  # absent while nothing is known
@@ -465,8 +464,8 @@ class Operations:
         return f"max(time() - {last})"
 
     def regret(self) -> str:
-        """Groups that worked again within the hour, as a share of the groups that became underused in the range and
-        whose outcome is known.
+        """The share of regrets: of the groups that became underused in the range and have a known outcome, those that
+        worked again within the hour.
         """
         counted = f'gpu_reconciler_outcomes_total{{{CLUSTER}, outcome=~"%s"}}'
         wrong, known = (
@@ -493,13 +492,13 @@ def _by(labels: str) -> str:
 
 
 def _by_number(series: str, label: str, numbers: dict[str, int], aggregate: str) -> str:
-    """The number for the text in this label. `series` has a %s for further matchers."""
+    """PromQL: the number of the text in this label. `series` has a %s for further matchers."""
     matched = ((series % f', {label}="{text}"', number) for text, number in numbers.items())
     return " or ".join(f"{aggregate} ({one}) * {number}" for one, number in matched)
 
 
 def _advised(expression: str) -> str:
-    """The rows with their cause twice more, for the columns of the owner's and of the site's change."""
+    """Add the labels `owner` and `site`, which repeat the cause for the columns with what each can change."""
     for label in ("owner", "site"):
         expression = f'label_join({expression}, "{label}", "", "cause")'
     return expression

@@ -69,7 +69,7 @@ def render(text: str) -> str:
 
 
 def _refuse_others(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Otherwise the object would lack a route or a mute that the original has."""
+    """Raise ValueError for a key that is not converted: the object could then lack a route or a mute."""
     if unknown := sorted(given.keys() - known):
         raise ValueError(
             f"alertmanager.yaml: {where} has {', '.join(unknown)}: tools/alertmanager_config.py must convert it"

@@ -57,7 +57,7 @@ class Tree:
             self._texts[name] = file.read().decode("utf-8", "replace")
 
     def text(self, name: str) -> str | None:
-        """A file's text, through links of the file and of its folder; None without one."""
+        """The text of a file, reached through links to the file or to its folder; None if it is missing."""
         for _ in range(8):
             if name in self._texts:
                 return self._texts[name]
@@ -71,7 +71,7 @@ class Tree:
         return None
 
     def python_packages(self) -> list[tuple[str, str]]:
-        """Path and text of the metadata of each package that the base has beside its interpreter, such as pip."""
+        """Path and text of the metadata of each Python package that the base contains, such as pip."""
         return sorted((name, text) for name, text in self._texts.items() if METADATA.fullmatch(name))
 
     def interpreter(self) -> tuple[str, str] | None:
@@ -85,7 +85,7 @@ class Tree:
 
 
 def packages(status: str) -> list[dict[str, str]]:
-    """The installed packages of dpkg's status, as their fields. Continuation lines are left out."""
+    """The fields of each installed package in dpkg's status. Continuation lines are left out."""
     found = []
     for paragraph in re.split(r"\n\s*\n", status.strip()):
         fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if re.match(r"[A-Za-z-]+: ", line))
@@ -103,7 +103,7 @@ def licences(text: str) -> list[str]:
 
 
 def component(fields: Mapping[str, str], tree: Tree) -> dict[str, Any]:
-    """A package as a component. Raises SbomError if it has no copyright file."""
+    """Convert a Debian package to a component of the SBOM. Raises SbomError if it has no copyright file."""
     name, version, machine = fields["Package"], fields["Version"], fields["Architecture"]
     path = f"usr/share/doc/{name}/copyright"
     text = tree.text(path)
@@ -122,7 +122,7 @@ def component(fields: Mapping[str, str], tree: Tree) -> dict[str, Any]:
 
 
 def python_component(path: str, text: str) -> dict[str, Any]:
-    """A Python package as a component, from its metadata (https://packaging.python.org/en/latest/specifications/)."""
+    """Convert a Python package to a component (https://packaging.python.org/en/latest/specifications/)."""
     fields = dict(re.findall(r"^(Name|Version|License-Expression|License): (.+)$", text.partition("\n\n")[0], re.M))
     name, version = fields.get("Name", ""), fields.get("Version", "")
     if not name or not version:

@@ -1,4 +1,4 @@
-"""The reference of the commands (docs/commands.md) and the completion of shells, from the parsers."""
+"""Makes the reference of the commands (docs/commands.md) and the completions for shells, from the parsers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The table of meanings for Alertmanager: alerts/alertmanager/meanings.tmpl.
 
-The annotation `cause` of an alert is such as `cpu_quota (high confidence) cpus=4 throttled_ratio=40%`. The templates
+The annotation `cause` of an alert looks like `cpu_quota (high confidence) cpus=4 throttled_ratio=40%`. The templates
 turn it into the sentence of the table with these numbers, and into the owner's and the site's change.
 """
 
@@ -35,7 +35,7 @@ def build_page() -> Mapping[Path, str]:
 
 
 def _define(name: str, texts: list[tuple[str, str]], otherwise: str = "") -> str:
-    """A template that prints the first of the texts, by cause, all of whose numbers the annotation has."""
+    """A template that finds the cause in the annotation, and prints its first text whose numbers the annotation has."""
     branches = [
         f'{{{{ {"else " if at else ""}if match "{_pattern(cause, text)}" . }}}}{_replace(cause, text)}'
         for at, (cause, text) in enumerate(texts)
@@ -44,7 +44,7 @@ def _define(name: str, texts: list[tuple[str, str]], otherwise: str = "") -> str
 
 
 def _pattern(cause: str, text: str) -> str:
-    """RE2 for an annotation with this cause and the numbers of the text, which are in the order of their names."""
+    """A regular expression (RE2) for annotations with this cause and all numbers of the text, sorted by name."""
     names = sorted(set(QUANTITY.findall(text)))
     return f"^{cause} .*" + "".join(f" {name}=([^ ]+).*" for name in names) + "$" if names else f"^{cause} "
 

@@ -1,8 +1,8 @@
-"""Every public name: what users write into queries, command lines, files and manifests.
+"""Lists every public name: what users write into queries, command lines, files and manifests.
 
-tests/golden/names.txt has the list. A line with `+` or `-` is a name that the last release did not have, or had:
-CHANGELOG.md has to name it below Unreleased, in backquotes, where `*` stands for any text. `make golden` after the
-changelog got its new version makes these lines plain, or removes them.
+tests/golden/names.txt has the list. `+` marks a name that the last release did not have, and `-` a name that only the
+last release had. CHANGELOG.md must contain both below Unreleased, in backquotes, where `*` stands for any text. `make
+golden` after a release makes the `+` lines plain, and removes the `-` lines.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _keys() -> Iterator[str]:
 
 
 class Changelog(NamedTuple):
-    """Of CHANGELOG.md: the text below Unreleased, the newest version with its heading, and the text below it."""
+    """Parts of CHANGELOG.md: the text below Unreleased, the newest version with its heading, and the text below it."""
 
     unreleased: str
     version: str

@@ -10,7 +10,7 @@ LEFT_OUT = ("contrib", "common")  # without code; and what all others import
 
 
 def read_imports(package: Path) -> dict[str, set[str]]:
-    """By product, and by package of the agent, which of them it imports, when its modules are loaded or later."""
+    """For each product, and each package of the agent, the others that it imports, when modules are loaded or later."""
     folders = [path for path in package.iterdir() if (path / "__init__.py").exists() and path.name not in LEFT_OUT]
     opened = [path for path in (package / OPEN).iterdir() if (path / "__init__.py").exists()]
     named = {path.relative_to(package).as_posix(): path for path in [*folders, *opened] if path.name != OPEN}
@@ -26,7 +26,7 @@ def read_imports(package: Path) -> dict[str, set[str]]:
 
 
 def draw_packages(imports: dict[str, set[str]]) -> str:
-    """A mermaid picture: an arrow from each package to those that import it, without arrows that others imply."""
+    """A mermaid diagram with an arrow from each package to those that import it. Implied arrows are left out."""
 
     def reach(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
         others = imports[name] - seen

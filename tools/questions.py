@@ -1,4 +1,4 @@
-"""The questions that a metric answers which no rule, dashboard, command or runbook page of gpu-exporter reads."""
+"""The metrics that no rule, dashboard, command or runbook page reads, each with the question that it answers."""
 
 from __future__ import annotations
 

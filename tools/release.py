@@ -71,7 +71,7 @@ def say(text: str) -> None:
 
 
 def run(command: Sequence[object], where: Path = ROOT, **environment: str) -> str:
-    """The standard output. Raises ReleaseError with what the command printed."""
+    """Run a command and return its standard output. Raises ReleaseError with the output of a failed command."""
     text, own = list(map(str, command)), {**os.environ, **environment}
     done = subprocess.run(text, cwd=where, env=own, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -88,7 +88,7 @@ def make_venv(folder: Path) -> Path:
 
 
 def download() -> None:
-    """Tools of the release, and the dependencies of both images as wheels."""
+    """Download the tools of the release, and the dependencies of both images as wheels."""
     python = make_venv(TOOLS)
     checked = ["--quiet", "--disable-pip-version-check", "--require-hashes"]
     # Wheels alone: a source distribution would be built by tools that no lock names.
@@ -106,7 +106,7 @@ def download() -> None:
 
 
 def for_image(machine: str) -> list[str]:
-    """Options of pip that resolve as in the image of Dockerfile on this machine: wheels alone, no compiler."""
+    """Options for pip to resolve as in the Dockerfile's image on this kind of machine: only wheels, no compiler."""
     kinds = [f"--abi={abi}" for abi in (f"cp{IMAGE_PYTHON}", "abi3", "none")]
     platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(17, 37)]
     python = f"{IMAGE_PYTHON[0]}.{IMAGE_PYTHON[1:]}"
@@ -120,7 +120,7 @@ def find_wheel(name: str, folder: Path = OUT / "dist") -> Path:
 
 
 def dist() -> None:
-    """The wheels and the sdists of the commit, dated by the commit."""
+    """Build the wheels and the sdists of the commit, with the commit's date."""
     date = run(["git", "log", "-1", "--format=%ct"]).strip()
     folders = [OUT / "dist", OUT / "dist-again"]
     for folder in folders:
@@ -141,7 +141,7 @@ def dist() -> None:
 
 
 def chart() -> None:
-    """The chart's package. Its version must be the project's."""
+    """Package the chart. Its version must be the project's."""
     about = (CHART / "Chart.yaml").read_text("utf-8").splitlines()
     if not {f"version: {VERSION}", f"appVersion: {VERSION}"} <= set(about):
         raise ReleaseError(
@@ -152,7 +152,7 @@ def chart() -> None:
 
 
 def sbom() -> None:
-    """For each image, what it installs in Python, with its licences. A component without a licence is an error."""
+    """Write an SBOM for each image: its Python packages and their licences. A missing licence is an error."""
     wheel = find_wheel("gpu_exporter")
     for part, extras in PARTS.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -214,7 +214,7 @@ def use_hook(wheel: Path, home: Path, alone: list[str]) -> None:
 
 
 def images() -> None:
-    """Both images, each built twice and started. Without root or its programs, LOG has the reason in their place."""
+    """Build both images twice and start them. Without root or the needed programs, only log the reason."""
     missing = [name for name in ("buildah", "mmdebstrap", "unshare") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         why = f"{', '.join(missing)} not on PATH" if missing else "this user is not root"
@@ -232,7 +232,7 @@ def images() -> None:
 
 
 def offline() -> list[str]:
-    """The beginning of a command that has no network; empty where that needs rights which are missing."""
+    """The prefix that runs a command without network; empty if this process lacks the rights."""
     command = ["unshare", "--net", "--"]
     able = (
         shutil.which("unshare") and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
@@ -249,7 +249,7 @@ def sums() -> None:
 
 
 def pictures() -> None:
-    """The pictures of the dashboards in docs were drawn from the dashboards that are released."""
+    """Check that the pictures in docs were drawn from the dashboards that are released."""
     listed = (ROOT / "docs" / "pictures" / "drawn-from.txt").read_text("ascii")
     drawn = {name: digest for digest, name in (line.split() for line in listed.splitlines())}
     boards = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))

@@ -1,4 +1,4 @@
-"""The reference of values in the chart's README, from values.yaml and its comments."""
+"""Writes the reference of values into the chart's README, from values.yaml and its comments."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Finds wording that readers have to read twice: `python -m tools.words [PATH ...]`.
 
-The rules and their plain forms are in CONTRIBUTING.md, "Plain English". Looks at prose (Markdown, YAML comments and
-texts), at docstrings, comments and texts of Python, and at the names of tests. A generated text is looked at in its
-source only. WRONG is what cannot be correct English, and fails a test. ODD may be right; the test prints it.
+The rules and their plain forms are in CONTRIBUTING.md, "Plain English". Searches prose (Markdown, YAML comments and
+texts), docstrings, comments and texts of Python, and the names of tests. Skips generated texts, but searches their
+sources. A match of WRONG cannot be correct English, and fails a test. A match of ODD may be right; the test prints it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def find(path: Path) -> list[Finding]:
 
 
 def _python_texts(source: str) -> Iterator[tuple[int, str]]:
-    """Comments, texts, and the names of tests with spaces in place of underscores."""
+    """Yield line number and text of comments, strings and names of tests. In names, spaces replace underscores."""
     names = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in names:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def build_backend(
     parser: Parser, options: argparse.Namespace, clock: Clock
 ) -> tuple[Backend, list[Source], HostReader | None]:
-    """The backend that the flags request, and the holders and hosts of a scenario."""
+    """Build the backend that the flags request, and the simulated holders and host if they name a scenario."""
     if options.scenario is not None and options.replay:
         parser.error("--devices.scenario and --devices.replay cannot be combined")
     if options.scenario is not None:
@@ -84,8 +84,8 @@ def build_sources(
 def build_processes(
     parser: Parser, options: argparse.Namespace, backend: Backend, clock: Clock
 ) -> ProcessOwners | None:
-    """The reader of the owners of processes on the GPUs. None if it is switched off, or if owners cannot be
-    determined.
+    """Build the reader of the owners of processes on the GPUs; None if it is switched off, or if this host does not
+    show the owners.
     """
     if options.process is False or not backend.is_live:
         return None  # neither a scenario nor a recording has processes of this host
@@ -105,8 +105,10 @@ def build_processes(
 def build_host(
     options: argparse.Namespace, backend: Backend, clock: Clock, *, with_files: bool, with_training: bool
 ) -> HostLoop | None:
-    """The reader of the holders' hosts, None if cgroups are not mounted or the GPUs are not in this host. `with_files`:
-    as in EvidenceReader. `with_training`: also read the reports that jobs write about their training.
+    """Build the reader of what holders do on this host; None if cgroups are not mounted or the GPUs are not in this
+    host.
+
+    `with_files`: as in EvidenceReader. `with_training`: also read the reports that jobs write about their training.
     """
     if not (backend.is_live and options.cgroup.is_dir()):
         return None
@@ -141,7 +143,7 @@ def _find_trainings(options: argparse.Namespace) -> TrainingPlaces:
 
 
 def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
-    """Logs of nvidia-smi, one for each GPU, or one recording of a whole node."""
+    """Build the backend that replays nvidia-smi logs, one for each GPU, or one recording of a whole node."""
     from gpu_exporter.agent.devices.replay import ReplayBackend
     from gpu_exporter.common.files import open_named
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """`module`: a module of this folder, loaded when the command runs. `summary`: for the list of commands."""
+    """One command. `module`: of this folder, loaded when the command runs. `summary`: for the list of commands."""
 
     module: str
     summary: str

@@ -1,4 +1,4 @@
-"""The text of a variable as arguments of its flag."""
+"""Converts the text of an environment variable to arguments of its flag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OPENING, CLOSING = "([{", ")]}"
 
 class Items(argparse.Action):
     """A repeatable flag. Its first use replaces the default or the variable; each further use adds to the list. One use
-    may have a list as its text.
+    may contain several items.
     """
 
     def __call__(
@@ -27,7 +27,7 @@ class Items(argparse.Action):
 
 
 def as_arguments(action: argparse.Action, text: str, *, at_commas: bool = False) -> list[str]:
-    """The arguments that have the same effect as this text of a variable. `at_commas`: see split_items. Raises
+    """Convert the text of a variable to arguments with the same effect. `at_commas`: as in split_items. Raises
     ValueError.
     """
     flag = action.option_strings[0]

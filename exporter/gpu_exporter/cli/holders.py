@@ -9,7 +9,7 @@ from gpu_exporter.cli.serve import PREFIX, check_files
 
 
 def build_parser() -> Parser:
-    """Flags of `holders`. The command reads the same data as the daemon, so it takes the daemon's variables."""
+    """Flags of `holders`. The command reads the daemon's data, so it uses the daemon's environment variables."""
     parser = Parser(
         "holders",
         "List who holds which GPU, and by which evidence. Asks the exporter of this node, or reads the node itself if "

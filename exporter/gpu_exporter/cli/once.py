@@ -28,9 +28,7 @@ def find_state(options: argparse.Namespace) -> tuple[Path | None, str]:
 
 
 def print_reading(parser: Parser, options: argparse.Namespace) -> int:
-    """Print one reading. Returns the exit code. If there is no daemon to ask, the GPUs are read while other modules
-    load.
-    """
+    """Print one reading and return the exit code. Without a daemon, read the GPUs while other modules load."""
     settings = read_config(parser, options.config_file).settings
     from gpu_exporter.agent.runtime.reading import make_readers, take_one_view
     from gpu_exporter.common.clock import SYSTEM_CLOCK

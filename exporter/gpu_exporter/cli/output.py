@@ -13,7 +13,7 @@ READER_LEFT = (errno.EPIPE, errno.EBADF)  # `| head` has seen enough; `>&-` want
 
 
 class Output(io.FileIO):
-    """A stream that drops data which cannot be written, so that a command that acts still completes. `lost`: the first
+    """A stream that drops data which cannot be written, so that the command still completes its work. `lost`: the first
     error.
     """
 
@@ -30,8 +30,8 @@ class Output(io.FileIO):
 
 
 def prepare_streams() -> Output:
-    """Replace the standard streams. Returns the one for output. A closed descriptor is opened on /dev/null, so that no
-    file or socket of the program gets its number.
+    """Replace the standard streams, and return the stream for output. A closed standard stream is opened on /dev/null,
+    so that no file or socket of the program gets its descriptor number.
     """
     for number in (0, 1, 2):
         try:
@@ -55,6 +55,6 @@ def _text(raw: Output, former: object, errors: str) -> io.TextIOWrapper:
 
 
 def is_read() -> bool:
-    """Whether standard output still has a reader. Only a write that fails shows that it has none."""
+    """Whether standard output still has a reader. This stays true until a write fails."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return not (isinstance(raw, Output) and raw.lost is not None)

@@ -1,4 +1,4 @@
-"""A command's parser. It has flags in named groups; a service also has a variable for each setting.
+"""Parses the flags of one command, in named groups. A service also has an environment variable for each setting.
 
 A variable becomes an argument before the flags are parsed (docs/commands.md, Environment). So conversion, choices and
 lists are the same for both. A flag replaces its variable, and an empty variable counts as not set. A list takes one
@@ -38,7 +38,7 @@ class Private:
         self._instead = " or ".join(filter(None, (instead, variable)))
 
     def __call__(self, text: str) -> Any:
-        """Raises argparse.ArgumentTypeError, whose text does not contain the secret."""
+        """Convert the text. Raises argparse.ArgumentTypeError, whose text does not contain the secret."""
         try:
             value = self.convert(text)
         except ValueError as exc:
@@ -51,7 +51,7 @@ class Private:
 
 
 class Parser(argparse.ArgumentParser):
-    """The flags of one command. `prefix`: of its variables' names; a command without a prefix has no variables."""
+    """The flags of one command. `prefix`: of the names of environment variables; "" for no variables."""
 
     def __init__(self, command: str, description: str, epilog: str = "", usage: str = "", prefix: str = "") -> None:
         name = f"gpu-exporter {command}".rstrip()
@@ -244,7 +244,7 @@ def _describe_environment(prefix: str) -> str:
 
 
 def add_format(parser: Parser, form: str = "table", more: str = "") -> None:
-    """Add the flag for the output format: `form`, which is the default, or json. `more`: which output it applies to."""
+    """Add the flag for the output format: `form`, the default, or json. `more`: text for the help."""
     parser.flag(
         "--format",
         dest="format",
@@ -304,7 +304,7 @@ def add_web_config(parser: Parser) -> None:
 
 
 def add_resources(parser: Parser) -> None:
-    """A flag for the agent, which reads devices from the kubelet, and the reconciler, which reads limits of pods."""
+    """Add --attribution.resource, for the agent (devices of the kubelet) and the reconciler (limits of pods)."""
     parser.flag(
         "--attribution.resource",
         dest="resources",

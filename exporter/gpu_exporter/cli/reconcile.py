@@ -1,6 +1,7 @@
 """`gpu-exporter reconcile`: decides which holders are underused, and with --apply marks them.
 
-Imports that only some forms of the command need are inside functions: the kubernetes client alone takes half a second.
+Modules that only some forms of the command need are imported inside functions: loading the kubernetes client takes half
+a second.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def run(given: list[str]) -> int:
 
 
 def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
-    """An invalid combination of flags is an error. It is never ignored."""
+    """End the process if flags are combined in an invalid way."""
     if options.collector and (not options.address or options.once or options.remove_all):
         parser.error(
             "--slurm.collector requires --web.listen-address, and cannot be combined with --once or --remove-all"
@@ -291,8 +292,8 @@ def _serve_telemetry(options: argparse.Namespace, telemetry: Telemetry) -> None:
 
 
 def _find_clients(options: argparse.Namespace, client: Client) -> tuple[Client, Client]:
-    """The clients for the PromQL API and for Alertmanager. Alertmanager gets the credentials only if both have the same
-    server.
+    """The clients for the PromQL API and for Alertmanager. Alertmanager gets the credentials only if both addresses are
+    of the same server.
     """
     from gpu_exporter.common.promql.client import Client
 

@@ -169,7 +169,7 @@ def _parse_exporter(text: str) -> Address:
 
 
 def build_client(options: argparse.Namespace, *addresses: Address | None) -> Client:
-    """The client for the source of evidence at these addresses. Raises ValueError, OSError."""
+    """Build the client for requests to Prometheus or the exporters at these addresses. Raises ValueError, OSError."""
     from gpu_exporter.common.promql.client import Client, Credentials
 
     credentials = Credentials(
@@ -201,7 +201,7 @@ def find_targets(options: argparse.Namespace, *, condition: bool = False) -> Tar
 
 def list_pauses(options: argparse.Namespace, *, with_lease: bool) -> Sequence[PausePlace]:
     """The places where a pause may be kept. `with_lease`: include the Lease, because no other part of this process
-    reads the pause in it.
+    reads the Lease's pause.
 
     Raises ValueError, MarkError, ModuleNotFoundError.
     """

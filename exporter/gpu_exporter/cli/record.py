@@ -1,4 +1,4 @@
-"""`gpu-exporter record`: writes down the driver's answers, to be replayed elsewhere."""
+"""`gpu-exporter record`: records the driver's answers, so that they can be replayed elsewhere."""
 
 from __future__ import annotations
 

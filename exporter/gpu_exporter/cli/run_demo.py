@@ -2,8 +2,8 @@
 
 It also shows why GPUs are not used, and what one fix changes.
 
-Only the driver, the holders and the clock are simulated. Sampling, ledger, attribution and server are those of
-production, and so is the reconciler, which reads /metrics over HTTP.
+Only the driver, the holders and the clock are simulated. Sampling, ledger, attribution, server and reconciler run as in
+production; the reconciler reads /metrics over HTTP.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def check_files(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
-    """An invalid combination of flags is an error. It is never ignored."""
+    """End the process if flags are combined in an invalid way."""
     if not options.once and (options.output is not None or options.format != "prometheus" or options.check != "all"):
         parser.error("--output, --format and --check require --once")
     if options.once and options.textfile is not None:

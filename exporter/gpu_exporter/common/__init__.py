@@ -1,1 +1,1 @@
-"""What several products need."""
+"""Code that the exporter, the reconciler and the other programs share."""

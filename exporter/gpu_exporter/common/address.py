@@ -1,4 +1,4 @@
-"""The address of a server, separate from the user and the password that were written with it."""
+"""The address of a server. Its text is kept apart from a user and password in the same URL."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ FORM = "expected http://HOST:PORT or https://HOST:PORT"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a server or of one of its pages. Its text has neither user, password nor query, so it may be
-    printed and logged. `query`, `login` (user and password, as a URL writes them): only for common/fetch.py.
+    """The address of a server or of one of its pages.
+
+    `text` has no user, password or query, so it may be printed and logged. Only common/fetch.py may use `query` and
+    `login` (user and password, URL-encoded).
     """
 
     text: str
@@ -58,9 +60,10 @@ class Address:
 
 
 def parse_address(text: str, scheme: str = "") -> Address:
-    """`scheme`: of an address that has none, such as HOST:PORT; "" if an address must have one.
+    """Parse the address of a server.
 
-    Raises ValueError. Its text repeats no part of the address, since any part may be a badly written password.
+    `scheme`: used if the text has no scheme, as in HOST:PORT; "" if the text must have one. Raises ValueError, whose
+    text repeats no part of the address, since any part may be a badly written password.
     """
     given, separator, rest = text.partition("://")
     if not separator and scheme:
@@ -81,7 +84,7 @@ def parse_address(text: str, scheme: str = "") -> Address:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """The addresses in a text that differ in their host or port: `http://gpu-[01-40]:9836`, `gpu-1,gpu-9`.
+    """Expand a list of hosts to one address per host: `http://gpu-[01-40]:9836`, `gpu-1,gpu-9`.
 
     Raises ValueError. As in parse_address, its text repeats no part of the address.
     """

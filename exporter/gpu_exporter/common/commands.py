@@ -26,7 +26,7 @@ CHUNK = 1 << 16
 
 
 class CommandError(ForeignError):
-    """There is no usable result: not found, not started, too slow, too much output. The text names the command."""
+    """The command gave no usable result: not found, not started, too slow, too much output. The text names it."""
 
 
 class NotFound(CommandError):

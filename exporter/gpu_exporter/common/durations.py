@@ -1,4 +1,4 @@
-"""Durations in the notation of people; all values are seconds."""
+"""Parses and prints durations as people write them; all values are seconds."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class LimitError(FetchError):
 class _Deadline:
     """Ends the watched connections when the time is over.
 
-    A socket timeout applies to each single read: a peer that sends a byte now and then never exceeds it.
+    A socket timeout is not enough: it applies to each read, so a peer that now and then sends a byte never exceeds it.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -56,7 +56,7 @@ class _Deadline:
         self._timer.daemon = True
 
     def watch(self, connection: socket.socket) -> None:
-        """Watch a connection. A duplicate of the socket is kept, since TLS takes over the original."""
+        """Watch a connection, by a duplicate of its socket, because TLS takes over the original."""
         with self._lock:
             self._watched.append(connection.dup())
         if self.is_over:
@@ -95,7 +95,7 @@ class _Watched(http.client.HTTPConnection):
 
 
 class _WatchedTls(http.client.HTTPSConnection, _Watched):
-    """HTTPSConnection.connect calls _Watched.connect for the TCP part, so the TLS handshake is watched too."""
+    """An HTTPS connection with a deadline that includes the TLS handshake, because connect calls _Watched.connect."""
 
 
 class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
@@ -145,12 +145,13 @@ def fetch_text(
     context: ssl.SSLContext | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> str:
-    """GET, or POST of a form. Raises FetchError: no answer, an error, longer than `most_bytes` or `within_s`.
+    """Send GET, or POST if there is a `form`, and return the body of the answer.
 
     `context`: the TLS context, None for the system's certificate authorities. `headers`: additional headers, such as a
     token.
 
-    The text of the error repeats no part of an answer except the reason that a PromQL API gives for its own errors.
+    Raises FetchError: no answer, an HTTP error, more than `most_bytes`, or not complete within `within_s`. Its text
+    repeats no part of an answer except the reason that a PromQL API gives for its own errors.
     """
     body = None if form is None else urllib.parse.urlencode(form).encode()
     sent = {**(headers or {}), **_authorization(address)}
@@ -197,9 +198,7 @@ def _read(answer: http.client.HTTPResponse, address: Address, most_bytes: int) -
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """The error text with which a PromQL API refuses a query. Other bodies are not shown: they may hold foreign
-    data.
-    """
+    """The reason in a PromQL API's error answer; "" for any other body, which may hold foreign data."""
     try:
         said = json.loads(error.read(CHUNK))["error"]
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):

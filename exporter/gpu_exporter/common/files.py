@@ -98,7 +98,7 @@ def open_log(path: Path, mode: int) -> int:
 
 
 def append_line(path: Path, line: bytes, mode: int) -> None:
-    """Append a line to the file of `open_log`. Several processes may do so.
+    """Append a line to a file that `open_log` opens. Several processes may append at the same time.
 
     Raises OSError, also if only a part of the line was written. The next line then begins on a new line.
     """
@@ -123,7 +123,7 @@ def write_whole(handle: int, data: bytes) -> None:
 
 
 def read_gzip(path: Path, most: int) -> bytes:
-    """The content of a gzip file. Raises ValueError if it is longer than `most` bytes; OSError, EOFError.
+    """The unpacked content of a gzip file. Raises ValueError for more than `most` bytes; also OSError, EOFError.
 
     The limit is needed because a file of 3 MB can contain 3 GB.
     """
@@ -165,13 +165,13 @@ def read_kept(path: Path, most: int, check: Check = accept) -> bytes:
 
 
 def read_named(path: Path, most: int) -> bytes:
-    """The content of the file of `open_named`. Raises OSError; also for more than `most` bytes."""
+    """The content of a file that `open_named` accepts. Raises OSError; also for more than `most` bytes."""
     with open_named(path) as file:
         return read_within(file, path, most)
 
 
 def open_named(path: Path) -> BinaryIO:
-    """A file that an administrator names, or to which a named link leads, to be read.
+    """Open for reading a file that an administrator names. Follows links.
 
     Raises OSError: also for anything but a regular file, and for a file that every user may write to.
     """
@@ -187,8 +187,10 @@ def open_named(path: Path) -> BinaryIO:
 def open_regular(
     path: Path | str, check: Check = accept, *, follows: bool = False, directory: int | None = None
 ) -> BinaryIO:
-    """Open a regular file for reading. `check`: looks at the file before it is opened, and raises an error to refuse
-    it. `follows`: whether `path` may be a link. `directory`: descriptor of the directory in which `path` is looked up.
+    """Open a regular file for reading.
+
+    `check`: gets the file's status before the file is opened, and raises an error to refuse the file. `follows`:
+    whether `path` may be a link. `directory`: descriptor of the directory in which `path` is looked up.
 
     Raises OSError; also for anything but a regular file, and if another process holds a lease on it.
     """
@@ -207,7 +209,7 @@ def open_regular(
 
 
 def read_within(file: BinaryIO, path: Path | str, most: int) -> bytes:
-    """The content of an open file. Raises OSError; also for more than `most` bytes, which are then not read."""
+    """The content of an open file. Raises OSError; also for more than `most` bytes."""
     is_longer = os.fstat(file.fileno()).st_size > most
     data = None if is_longer else _read_up_to(file, most)
     if data is None:
@@ -216,8 +218,8 @@ def read_within(file: BinaryIO, path: Path | str, most: int) -> bytes:
 
 
 def _read_up_to(file: BinaryIO | gzip.GzipFile, most: int) -> bytes | None:
-    """The content, None if it is longer than `most` bytes. It is read in parts, because a single read of `most` bytes
-    takes that much memory even for a short file.
+    """The content; None if it is longer than `most` bytes. Reads in parts, because a single read of `most` bytes takes
+    that much memory even for a short file.
     """
     parts: list[bytes] = []
     while part := file.read(CHUNK):
@@ -229,9 +231,9 @@ def _read_up_to(file: BinaryIO | gzip.GzipFile, most: int) -> bytes | None:
 
 
 def lock_kept(path: Path) -> int:
-    """The descriptor of a locked file; a missing file is created. Closing it ends the lock.
+    """The descriptor of a locked file; a missing file is created. Closing the descriptor ends the lock.
 
-    Raises OSError: BlockingIOError if another process has the lock; also for what `open_log` refuses.
+    Raises OSError: BlockingIOError if another process has the lock; also for a file that `open_log` refuses.
     """
     handle = open_log(path, PRIVATE)
     try:
@@ -244,8 +246,8 @@ def lock_kept(path: Path) -> int:
 
 @contextlib.contextmanager
 def in_memory(content: bytes) -> Iterator[str]:
-    """The path of a file in memory that only this process has. OpenSSL reads a certificate and its key only from paths,
-    and the named files may have changed since they were read.
+    """Yield the path of a file in memory with this content, which only this process has. OpenSSL reads certificates and
+    keys only from paths, and the named files may have changed since they were read.
     """
     with os.fdopen(os.memfd_create("content"), "wb") as file:
         file.write(content)
@@ -268,8 +270,8 @@ def _refuse_foreign(status: os.stat_result, path: Path | str, uids: Collection[i
 def refuse_shared(directory: int, path: Path) -> None:
     """Raise PermissionError if every user may rename files in an open directory.
 
-    In a directory with a sticky bit they cannot. So write_atomically accepts such a directory: it makes each file anew,
-    and opens no file of another user.
+    A sticky bit prevents that. write_atomically accepts such a directory, because it always creates a new file, and
+    opens no file of another user.
     """
     mode = os.fstat(directory).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -277,8 +279,9 @@ def refuse_shared(directory: int, path: Path) -> None:
 
 
 def check_kept(directory: Path) -> int:
-    """The owner of a state directory. Raises SharedDirectory if every user may write in it, even with a sticky bit:
-    another user could make a file there first, and this program would read it, lock it or connect to it.
+    """The owner of a state directory. Raises SharedDirectory if every user may write in it, even with a sticky bit.
+
+    Another user could create a file there first, and this program would read it, lock it or connect to it.
     """
     status = directory.stat()
     if status.st_mode & stat.S_IWOTH:
@@ -289,8 +292,8 @@ def check_kept(directory: Path) -> int:
 def make_directory(path: Path) -> None:
     """Create a state directory and its missing parents, with DIRECTORY's permissions regardless of the umask.
 
-    Raises OSError; PermissionError if the directory exists and another user may write in it. Its group may write,
-    because a pod's volume belongs to the pod's group.
+    Raises OSError; PermissionError if the directory exists and another user may write in it. The directory's group may
+    write, because a pod's volume belongs to the pod's group.
     """
     for missing in [place for place in (*reversed(path.parents), path) if not place.exists()]:
         with contextlib.suppress(FileExistsError):

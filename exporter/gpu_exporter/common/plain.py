@@ -24,12 +24,12 @@ def one_line(text: str, most: int = LINE_MAX) -> str:
 
 
 def encodable(text: str) -> str:
-    """Text that UTF-8 can encode: a lone surrogate, as JSON and file names can contain, is written as an escape."""
+    """The text in a form that UTF-8 can encode: a lone surrogate, from JSON or a file name, becomes an escape."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def shorten(text: str, most: int) -> str:
-    """At most `most` characters; a longer text ends in a digest of the full text, so that different texts stay
+    """Cut the text to `most` characters. A cut text ends in a digest of the full text, so that different texts stay
     different.
     """
     if len(text) <= most:
@@ -50,14 +50,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def describe_bug(exc: BaseException) -> str:
-    """An exception that only a bug of the exporter can raise, for people. Its traceback must be in the log."""
+    """A text for people about an exception that only a bug can raise. The caller must log the traceback."""
     reason = one_line(str(exc), REASON_MAX)
     return f"internal error ({type(exc).__name__}: {reason}): report it with the traceback in the log"
 
 
 def describe_yaml(exc: Exception) -> str:
-    """Where a file is not valid YAML. Quotes nothing from the file: it may hold a secret, or be another file than
-    intended.
+    """The error text for invalid YAML, with line and column. Quotes nothing from the file, which may hold a secret or
+    be the wrong file.
     """
     mark = getattr(exc, "problem_mark", None)
     return "not valid YAML" + (f": see line {mark.line + 1}, column {mark.column + 1}" if mark is not None else "")
@@ -69,7 +69,7 @@ def utc(wall: float) -> datetime:
 
 
 def layout(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> list[str]:
-    """The header and the rows as lines: columns two spaces apart, those named in `right` right-aligned."""
+    """The lines of a table: header, then rows. Columns are two spaces apart; those in `right` are right-aligned."""
     lines = [header, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return [

@@ -68,7 +68,7 @@ class Procfs:
             return []
 
     def boot_wall(self) -> float | None:
-        """When the host was started, in Unix seconds of its present clock. None if unknown."""
+        """Boot time of the host in Unix seconds, by the host's present clock; None if unknown."""
         try:
             with (self._root / "stat").open("rb") as file:
                 lines = file.read(BOOT_MAX).decode("ascii", "replace").splitlines()
@@ -104,7 +104,7 @@ class Procfs:
 
 
 class NewestProcess:
-    """When the newest process with one name started. All processes are read again only after that process has ended."""
+    """Finds when the newest process with a given name started. Lists processes again only after that process ended."""
 
     def __init__(self, procfs: Procfs, name: str) -> None:
         self._procfs, self._name = procfs, name

@@ -1,4 +1,4 @@
-"""What a program does until a signal: it repeats its work."""
+"""Repeats the work of a program until a signal ends the program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAST_TICK_S = 0.5  # for a tick that runs when the signal arrives; a longer tick
 
 
 class _Follower:
-    """Acts on signals in its own thread. A process has only one, since the interpreter writes signals into one pipe."""
+    """Runs the actions of signals in a separate thread. One per process, since Python has one pipe for all signals."""
 
     def __init__(self) -> None:
         self.actions: dict[int, Callable[[], object]] = {}
@@ -38,16 +38,16 @@ def _follower() -> _Follower:
 
 
 def _nothing(*_: object) -> None:
-    """The handler of a followed signal. It does nothing: a handler must exist, but the thread does the work."""
+    """The handler of a followed signal. Does nothing: Python needs a handler, but the follower's thread acts."""
 
 
 def follow_signals(actions: Mapping[signal.Signals, Callable[[], object]]) -> Task:
-    """Call `actions[number]` in a separate thread for each signal that arrives. Returns its task. Raises NoThread.
+    """Call `actions[number]` in a separate thread for each signal that arrives. Returns the thread's task.
 
-    The interpreter itself writes the number into a pipe (signal.set_wakeup_fd), at the moment of the signal. A handler
-    in Python is later: the main thread runs it only between two steps of Python code. So a signal that arrives just
-    before this thread begins to wait for a lock would have no effect. And a handler may interrupt code that holds a
-    lock which the handler needs, such as that of Event.set.
+    Raises NoThread. Python runs a signal handler only between two steps of the main thread: too late for a thread that
+    is about to wait for a lock. A handler may also interrupt code that holds the lock which the handler needs, as in
+    Event.set. So the interpreter writes the signal's number into a pipe (signal.set_wakeup_fd), and the thread reads
+    it.
     """
     follower = _follower()
     for number, action in actions.items():

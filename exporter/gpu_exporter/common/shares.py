@@ -1,4 +1,4 @@
-"""A holder's share of a board: the arithmetic of MIG slices and of holders that share.
+"""The arithmetic of a holder's share of a board, with MIG slices and with several holders on one unit.
 
 A board has `board_slices` compute slices (7, or 4 on model.FOUR_SLICES). A GPU instance has whole slices of the board.
 A compute instance has slices of its GPU instance, which may be fractions. Pure.
@@ -14,7 +14,7 @@ REST_MAX_SHARE = 0.15
 
 
 def divide_gpu_instance(slices: int, compute: Sequence[int]) -> list[float]:
-    """Slices of each compute instance of one GPU instance that has `slices`.
+    """The slices of each compute instance of one GPU instance, which has `slices` compute slices.
 
     `compute`: the slices that the driver reports for each compute instance, 0 if it reports no slices. If a value is
     missing, or the sum exceeds `slices`, the GPU instance is divided evenly.
@@ -30,5 +30,5 @@ def count_slices(board_slices: int, parts: Iterable[float]) -> float:
 
 
 def board_share(slices: float, whole: float, holders: int = 1) -> float:
-    """One holder's share of the board, 0 to 1, if `holders` holders share `slices` of `whole` slices."""
+    """A holder's share of the board, 0 to 1, if `holders` share a unit with `slices` of the board's `whole` slices."""
     return slices / whole / holders

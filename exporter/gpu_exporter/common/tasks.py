@@ -1,5 +1,6 @@
-"""Tasks that run as long as their process. An error ends only one turn, and is logged and counted. A task that has no
-turns any more is reported.
+"""Tasks: loops that run as long as their process. One pass of a loop is a turn.
+
+An error ends only the current turn, and is logged and counted. A task that has stopped turning is reported.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Task:
     """Surrounds each turn of a loop: an exception inside `with task: ...` ends only this turn."""
 
     def __init__(self, name: str, late_s: float = math.inf) -> None:
-        """`late_s`: the longest normal time in seconds from the begin of one turn to the next. A task that takes longer
-        is reported. Without it, another part reports a hang of this task.
+        """`late_s`: the longest normal time between the starts of two turns (seconds); a longer time is reported.
+        Infinite if another part of the program reports a hang of this task.
         """
         self.name = name
         self.failures = 0
@@ -33,7 +34,7 @@ class Task:
         self._said: dict[tuple[object, ...], float] = {}
 
     def turn(self) -> None:
-        """Note that a turn begins. For a loop inside a turn; other loops use `with task`."""
+        """Note that a turn begins, for a loop that runs inside a turn. Other loops use `with task`."""
         self._turned = time.monotonic()
 
     def __enter__(self) -> Task:
@@ -69,7 +70,7 @@ class Task:
         self._turned = None
 
     def late_s(self) -> float | None:
-        """Seconds since the last turn began, if that is too long; else None."""
+        """Seconds since the last turn began; None if that is within the normal time."""
         turned = self._turned
         late_s = 0.0 if turned is None else time.monotonic() - turned
         return late_s if late_s > self._late_s else None
@@ -95,7 +96,7 @@ class Tasks:
         return [_describe(name, seconds) for name, seconds in late if seconds is not None]
 
     def watch(self) -> None:
-        """Log each task that has no turns any more, and each that has turns again. One thread calls this repeatedly."""
+        """Log each task that has stopped turning, and each that turns again. One thread calls this repeatedly."""
         late = {task.name: seconds for task in self._all if (seconds := task.late_s()) is not None}
         for name, seconds in late.items():
             if name not in self._late:

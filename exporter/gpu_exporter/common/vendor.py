@@ -1,8 +1,8 @@
 """How Kubernetes, Slurm and the PCI bus identify the GPUs of a vendor.
 
-A backend defines whose GPUs it reads; the sources of holders and the inventory take the vendor from the backend. The
-reconciler has no backend: pods that ask for resources of any vendor in VENDORS hold GPUs. Only hints still name NVIDIA
-directly: how to see MIG instances, nvidia-smi, MPS, and the advice on persistence mode.
+A backend (the code that reads one kind of GPU) names its vendor; the sources of holders and the inventory use that
+vendor. The reconciler has no backend: it treats pods that ask for resources of any vendor in VENDORS as holders. Other
+code names NVIDIA only in hints for people: how to see MIG instances, nvidia-smi, MPS, and persistence mode.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ class Vendor(NamedTuple):
     pod got. `cdi_id`: names of the Container Device Interface; group name is the driver's name or a position.
 
     `claim_driver`: drivers of dynamic resource allocation that allocate GPUs. `claim_device`: the names that these
-    drivers give to devices; groups minor, and for a part of a GPU profile and placed, or plain. `claim_elsewhere`: the
-    names of GPUs that are assigned to virtual machines. `monitors`: pods whose claims only monitor, as NAMESPACE/POD.
+    drivers give to devices; group minor, and for a MIG instance also profile and placed, or plain. `claim_elsewhere`:
+    the names of GPUs that are assigned to virtual machines. `monitors`: pods whose claims only monitor, as
+    NAMESPACE/POD.
 
     `device_file`: path of the device file, with its number. `device_major`: the major number of the device file, which
     identifies a link of any name. `device_file_name`: the path as shown to people. `capability_file`: path of a file
@@ -53,12 +54,12 @@ class Vendor(NamedTuple):
     visible_variable: str
 
     def resources(self, further: Sequence[str] = ()) -> tuple[re.Pattern[str], ...]:
-        """The vendor's resources and those of the site, as regular expressions. Raises ValueError."""
+        """Patterns of this vendor's resources, followed by the site's `further` patterns. Raises ValueError."""
         return self.resource, *compile_resources(further)
 
 
 def compile_resources(patterns: Sequence[str]) -> list[re.Pattern[str]]:
-    """The regular expressions of --attribution.resource. Raises ValueError."""
+    """Compile the patterns of --attribution.resource. Raises ValueError."""
     compiled = []
     for pattern in patterns:
         try:
@@ -112,5 +113,7 @@ VENDORS = (NVIDIA,)
 
 
 def gpu_resources(further: Sequence[str] = ()) -> tuple[re.Pattern[str], ...]:
-    """The resources of every vendor, and those of the site: a cluster may have nodes of several. Raises ValueError."""
+    """Patterns of all vendors' resources, since nodes may differ, and of the site's `further` ones. Raises
+    ValueError.
+    """
     return (*(vendor.resource for vendor in VENDORS), *compile_resources(further))

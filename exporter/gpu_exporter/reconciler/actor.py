@@ -1,4 +1,4 @@
-"""The calls with which a scheduler takes GPUs back. Every call may raise MarkError.
+"""The interface through which the reconciler takes GPUs back. Every call may raise MarkError.
 
 An act has four steps: read the target, rehearse, act, check the live object. The journal is written between these
 steps. The owner is notified last, and only of a result that the check confirmed.
@@ -59,7 +59,7 @@ class Actor(Protocol):
     def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
         """Read the live target, with everything that an act would end. Writes nothing. Raises Refused.
 
-        `verbs`: the allowed ones of ACTIONS. `idle_s`: how long the whole target has been idle (seconds), because an
+        `verbs`: the acts that the site allows. `idle_s`: how long the whole target has been idle (seconds), because an
         owner may have asked for a longer time.
         """
 

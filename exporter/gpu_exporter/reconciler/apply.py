@@ -39,7 +39,7 @@ class ApplyRuns:
     ) -> None:
         """`leadership`: None if there is no other process.
         `wait_s`: how long a run waits for leadership (seconds).
-        `forget`: called while another process decides, because this process then misses changes.
+        `forget`: called while another process decides, since the memory of this process then becomes outdated.
         """
         self._cycle = cycle
         self._telemetry = telemetry
@@ -56,7 +56,7 @@ class ApplyRuns:
         return self._clock.monotonic() < self._rest_until
 
     def run(self) -> str:
-        """Run once. Returns the work that was left undone, in words; "" for none, and if another process runs instead.
+        """Run one cycle. Returns in words what was not done; "" for nothing, and if another process runs the cycle.
 
         After a scheduler was slow to list its marks, some runs do nothing, so that it gets fewer requests.
         """

@@ -74,7 +74,7 @@ class AuditLog:
         return self._write("action", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
     def note_result(self, name: HolderName, facts: Record) -> None:
-        """Log the result of an act on a holder of which only the name is known by then."""
+        """Log the result of an act on a holder. By then only the holder's name is known."""
         self._write("action", name, facts)
 
     def _write(self, action: str, name: HolderName, facts: Record) -> bool:

@@ -81,8 +81,10 @@ class ReconcileCycle:
         *,
         once: bool = False,
     ) -> None:
-        """`once`: this process runs a single cycle, so a mark without supporting evidence is withdrawn at once. Before
-        the evidence is read, the age of marks does not count: in a cron job it is the time since the last run.
+        """`once`: this process runs a single cycle, so it withdraws marks without supporting evidence at once.
+
+        It withdraws them only after it has read evidence: in a cron job, the age of a mark before that is only the time
+        since the last run.
         """
         self._once = once
         self._may_write = hooks.may_write
@@ -114,19 +116,17 @@ class ReconcileCycle:
 
     @property
     def rest_s(self) -> float:
-        """After a slow answer of a scheduler: seconds from the start of the last cycle in which no other cycle may
-        start.
-        """
+        """Seconds from the start of the last cycle in which no other cycle may start, because a scheduler was slow."""
         return max((marker.rest_s for marker in self._markers.values()), default=0.0)
 
     @property
     def foreign(self) -> int:
-        """As Marker, summed over all markers."""
+        """The sum of Marker.foreign over all markers."""
         return sum(marker.foreign for marker in self._markers.values())
 
     @property
     def odd(self) -> Mapping[tuple[str, str], int]:
-        """As Marker, summed over all markers."""
+        """The sum of Marker.odd over all markers."""
         return sum_odd(self._markers.values())
 
     def run(self) -> str:

@@ -91,7 +91,7 @@ class StageTracker:
         self._labels: dict[str, str] = {}
 
     def changes(self, decisions: Sequence[Decision], outlooks: Mapping[HolderName, Outlook] | None = None) -> list[str]:
-        """One sentence for every mark that --apply would now write, refuse or withdraw, unlike before."""
+        """One sentence for each change, since the last call, in the marks that --apply would write or refuse."""
         lines: list[str] = []
         labels: dict[str, str] = {}
         seen = {decision.title for decision in decisions}

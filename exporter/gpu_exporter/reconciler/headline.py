@@ -1,4 +1,4 @@
-"""The first line for the owner of a holder: what the GPUs do, why, and what to change."""
+"""Makes the first line of an explanation for a holder's owner: what the GPUs do, why, and what to change."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def headline(decision: Decision, use: UseOfUnits, causes: Sequence[PublishedCaus
 
 
 def causes_of(decision: Decision, unit: UnitEvidence, use: UseOfUnits = NO_USE) -> Sequence[PublishedCause]:
-    """The causes of a unit with their texts. If the use of the unit is not known, the texts are those of the table of
-    meanings.
-    """
+    """The causes of a unit with their texts. If the use of the unit is not known, the texts contain no numbers."""
     found = use.get((unit.uuid, unit.mig))
     known = found.causes if found is not None and found.causes else [complete(cause, {}) for cause in unit.causes]
     return [_for_server(cause, decision) for cause in known]

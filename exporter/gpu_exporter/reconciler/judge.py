@@ -22,7 +22,7 @@ PROBLEMS_MAX = 3  # problems of one kind in a log line
 
 
 class Judgement(NamedTuple):
-    """One reading of the source and its decisions, sorted by the holders' names.
+    """One reading of the source, and the decisions from it, sorted by the holders' names.
 
     `problems`: evidence or surroundings that were missing.
     `frozen`: active brakes, as in Brakes.check.
@@ -45,7 +45,7 @@ class DecisionLog(Protocol):
         """The holders that the next query must include."""
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """Take the decisions of a cycle, before any brake. `wall`: time of their evidence (Unix seconds). Raises
+        """Take the decisions of a cycle, before brakes are applied. `wall`: time of the evidence (Unix seconds). Raises
         nothing.
         """
 

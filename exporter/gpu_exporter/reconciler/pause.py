@@ -80,7 +80,7 @@ class PauseFile:
         self._path = path
 
     def read_pause(self) -> PauseNote | None:
-        """As PausePlace."""
+        """See PausePlace.read_pause."""
         try:
             facts = json.loads(read_kept(self._path, FILE_MAX))
             if not isinstance(facts, dict):
@@ -93,7 +93,7 @@ class PauseFile:
         return parse_note(facts, str(self._path))
 
     def write_pause(self, note: PauseNote) -> None:
-        """As PausePlace."""
+        """See PausePlace.write_pause."""
         check_kept(self._path.parent)
         write_atomically(self._path, (json.dumps(note_facts(note)) + "\n").encode())
 

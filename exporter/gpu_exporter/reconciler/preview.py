@@ -45,7 +45,7 @@ class Preview:
 
     @property
     def odd(self) -> Mapping[tuple[str, str], int]:
-        """As Marker, summed over all markers."""
+        """The sum of Marker.odd over all markers."""
         return sum_odd(self._markers.values())
 
     def look(self, decisions: Sequence[Decision], wall: float) -> dict[HolderName, Outlook]:

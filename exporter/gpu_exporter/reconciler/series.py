@@ -85,7 +85,9 @@ def _labels(name: HolderName) -> tuple[str, str, str, str]:
 
 
 class DemandSeries(Collector):
-    """Absent while Slurm does not answer, and on sites without Slurm, because 0 would mean that no job waits."""
+    """The GPUs that pending Slurm jobs wait for. Absent while Slurm does not answer, and on sites without Slurm,
+    because 0 would mean that no job waits.
+    """
 
     def __init__(self) -> None:
         self.demand: Demand | None = None
@@ -113,7 +115,7 @@ class DemandSeries(Collector):
 
 
 class OddObjects(Collector):
-    """Publishes how many objects were left out. The markers count them when they read the objects."""
+    """Publishes how many malformed or too large objects were left out, as the markers counted them."""
 
     def __init__(self) -> None:
         self.counts: Mapping[tuple[str, str], int] = {}

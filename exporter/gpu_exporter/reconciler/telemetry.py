@@ -296,8 +296,8 @@ class Telemetry:
             self._unreadable.labels(reason, kind if at < KINDS_MAX else OTHER).inc(count)
 
     def note_odd(self, counts: Mapping[tuple[str, str], int], foreign: int = 0) -> None:
-        """Publish malformed or too large objects. `counts`: since the start, by kind and reason. `foreign`: as in
-        Marker.
+        """Publish how many objects were malformed or too large. `counts`: since the start, by kind and reason.
+        `foreign`: as in Marker.
         """
         self._odd_objects.counts = dict(counts)
         self._foreign.set(foreign)
@@ -328,7 +328,9 @@ class Telemetry:
             self._success.wall = self._clock.wall()
 
     def _publish_spared(self, decisions: Sequence[Decision]) -> None:
-        """Publish spared GPUs. The tenants with the most GPUs get their own series. All others share one series."""
+        """Publish the GPUs that were idle long enough, but stay with their holders. The tenants with the most such GPUs
+        get their own series. All others share one series.
+        """
         tally, self._spared_next = self._spared_next, Tally()
         for decision in decisions:
             if reason := why_spared(decision):

@@ -113,7 +113,7 @@ def _read_matmul() -> str:
 
 
 def _first_parameter(optimizers: Iterable[object], model: Any) -> Any:
-    """The first parameter of the optimizers, otherwise the first one of the model. None if there is none."""
+    """The first parameter of the optimizers, otherwise the first one of the model. None without any parameter."""
     for optimizer in optimizers:
         groups: Any = getattr(optimizer, "param_groups", None)
         for group in groups if isinstance(groups, list) else ():

@@ -1,5 +1,5 @@
-"""Measures the GPU's time line with CUDA events. The loop records them, and the hook reads them after they have
-completed. The hook never waits for the GPU.
+"""Measures with CUDA events how long the GPU has no work. The loop records the events, and the hook reads them after
+they have completed. The hook never waits for the GPU.
 
 An event completes when the stream has finished all earlier work. The loop records one event when it asks for a batch,
 and one when it has the batch. The GPU's time between them is the time in which the GPU had no work while the loop

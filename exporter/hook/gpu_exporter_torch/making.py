@@ -30,7 +30,7 @@ class Used(NamedTuple):
 
 
 class MakingCpu:
-    """Not thread-safe: only the loop's thread may call it.
+    """Counts the CPU time of making batches. Not thread-safe: only the loop's thread may call it.
 
     `cpu_ns`: CPU time that was used to make `batches` batches. `delay_ns`: time for which workers waited for a CPU
     meanwhile. `take_ns`: CPU time of the loop's thread in `next`, for `taken` batches. `loop_ns`: CPU time of the
@@ -48,7 +48,7 @@ class MakingCpu:
         self._every_ns = FIRST_NS
 
     def begin(self, inner: object | None) -> None:
-        """The loop has made a new iterator. `inner`: this iterator, None if it is unknown."""
+        """Note that the loop has made a new iterator. `inner`: this iterator, None if it is unknown."""
         workers = getattr(inner, "_workers", None)  # of torch's own iterator with workers
         pids = [getattr(worker, "pid", None) for worker in workers] if isinstance(workers, (list, tuple)) else []
         found = [pid for pid in pids if isinstance(pid, int)]
@@ -62,8 +62,8 @@ class MakingCpu:
         self._began = thread_time_ns()
 
     def get(self, now: int, *, is_first: bool) -> None:
-        """The loop has received the batch. `is_first`: the first batch of the iterator, whose time belongs to the
-        start.
+        """Note that the loop has received the batch. `is_first`: the first batch of the iterator, which also waits for
+        the start of workers.
         """
         took, process = thread_time_ns() - self._began, process_time_ns()
         if not is_first:
@@ -80,7 +80,7 @@ class MakingCpu:
                 self._look(now)
 
     def seconds(self) -> Mapping[str, float | None]:
-        """The means for each batch, for the report; None is unknown."""
+        """The mean seconds per batch, for the report; None is unknown."""
         return {
             "make_cpu_seconds": _mean(self.cpu_ns, self.batches),
             "make_delay_seconds": None if self._is_own else _mean(self.delay_ns, self.batches),

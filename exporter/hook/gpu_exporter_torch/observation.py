@@ -223,8 +223,8 @@ class TrainingObservation:
         self._guard(self._ask, loader, now, is_first)
 
     def restart(self, now: int, *, is_over: bool = True) -> None:
-        """A framework did other work between two batches. `is_over`: false if this work continues until the next
-        batch.
+        """Note that a framework did other work between two batches. `is_over`: false if this work continues until the
+        next batch.
         """
         self._guard(self._restart, now, is_over)
 
@@ -244,7 +244,7 @@ class TrainingObservation:
             self._switch_off(exc)
 
     def _switch_off(self, error: Exception) -> None:
-        """The only place where the hook gives up. It must not raise."""
+        """Stop observing after an error in the hook. Must not raise."""
         was_off, self._is_off = self._is_off, True
         try:
             self._guard_end()

@@ -13,8 +13,8 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 class Rank(NamedTuple):
-    """`rank` and `world_size` are of the whole training. `local_rank` and `local_world_size` are of this node, None if
-    unknown.
+    """The place of a process in its training. `rank`, `world_size`: in the whole training. `local_rank`,
+    `local_world_size`: on this node, None if unknown.
     """
 
     rank: int = 0

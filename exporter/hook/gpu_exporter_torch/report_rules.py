@@ -69,7 +69,7 @@ OWN_PART = "; each worker must read its own part of the IterableDataset (get_wor
 
 
 def are_enough(steps: int, seconds: float) -> bool:
-    """Whether these measured steps are enough to judge how a loop spends its time. `seconds`: their total duration."""
+    """Whether the measured steps are enough to judge how a loop spends its time. `seconds`: their total duration."""
     return steps >= STEPS_MIN or (steps >= WHOLE_MIN and seconds >= LONG_S)
 
 
@@ -80,8 +80,8 @@ def _sum(one: float | None, other: float | None) -> float | None:
 class SpentTime(NamedTuple):
     """How one process spent its measured steps. Times in seconds, None if unknown.
 
-    `starved_s`, `worked_s`: on the GPU's time line, the time without work because the loop waited for data, and the
-    remaining time. `phase_s`: time by phase, on the GPU's time line if it is known.
+    `starved_s`: time in which the GPU had no work because the loop waited for data. `worked_s`: the rest of the GPU's
+    time. `phase_s`: time by phase, measured on the GPU if possible.
     """
 
     steps: int
@@ -97,9 +97,7 @@ class SpentTime(NamedTuple):
         return self.step_s > 0.0 and are_enough(self.steps, self.step_s)
 
     def add(self, other: SpentTime) -> SpentTime:
-        """The sum of this loop and another loop of the same process that runs before or after it, e.g. an
-        evaluation.
-        """
+        """Add another loop of the same process that runs before or after this loop, e.g. an evaluation."""
         names = {**self.phase_s, **other.phase_s}
         return SpentTime(
             self.steps + other.steps,
@@ -117,27 +115,28 @@ class SpentTime(NamedTuple):
 
     @property
     def line_s(self) -> float:
-        """Length of the GPU's time line; 0 if it is unknown."""
+        """Length of the measured GPU time; 0 if unknown."""
         is_known = self.starved_s is not None and self.worked_s is not None
         return (self.starved_s or 0.0) + (self.worked_s or 0.0) if is_known else 0.0
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the shares are measured on the GPU's own time line."""
+        """Whether the shares are of time measured on the GPU."""
         return self.line_s > 0.0
 
     @property
     def wait(self) -> float | None:
-        """Share of the steps that is lost to waiting for data, 0 to 1. With the GPU's time line, only time in which the
-        GPU had no work is counted. Without it, all of the loop's waits are counted, although the GPU may have worked
-        meanwhile.
+        """The share of the steps' time that is lost to waiting for data, 0 to 1; None if unknown.
+
+        If time was measured on the GPU, only time in which the GPU had no work counts. Otherwise each wait of the loop
+        counts, although the GPU may have worked meanwhile.
         """
         seconds = self.starved_s if self.is_gpu else self.wait_s
         return None if seconds is None else self._share(seconds)
 
     @property
     def phases(self) -> dict[str, float]:
-        """Share of the steps that each placed phase takes, 0 to 1."""
+        """Share of the steps' time that each measured phase takes, 0 to 1."""
         return {name: self._share(seconds) for name, seconds in self.phase_s.items()}
 
     def _share(self, seconds: float) -> float:
@@ -146,13 +145,12 @@ class SpentTime(NamedTuple):
 
 
 class Loading(NamedTuple):
-    """The costs of a loop that waits for its data. `workers`: number of processes that make batches, 0 if the loop
-    makes them.
+    """The times of a training loop that waits for its data: seconds per batch, None if unknown.
 
-    All times are seconds per batch, None if unknown. `batch_s`: from one batch to the next. `wait_s`: the loop's wait.
-    `work_s`: `batch_s` without any wait. `cpu_s`: CPU time to make a batch. `delay_s`: a worker's wait for a CPU
-    meanwhile. `take_s`: the loop's CPU time to get a batch from a worker. `loop_cpu_s`: all CPU time of the loop's
-    process, without making batches. `cpus`: number of CPUs for this process and its workers.
+    `workers`: number of processes that make batches, 0 if the loop makes them. `batch_s`: from one batch to the next.
+    `wait_s`: the loop's wait. `work_s`: `batch_s` without any wait. `cpu_s`: CPU time to make a batch. `delay_s`: how
+    long a worker waits for a CPU meanwhile. `take_s`: the loop's CPU time to get a batch from a worker. `loop_cpu_s`:
+    CPU time of the loop's process for all other work. `cpus`: number of CPUs for this process and its workers.
     """
 
     workers: int
@@ -167,7 +165,7 @@ class Loading(NamedTuple):
 
     @property
     def make_s(self) -> float:
-        """The time that one process needs to make a batch. While the loop waits for data, all workers are busy, except
+        """Seconds that one process needs to make a batch. While the loop waits for data, all workers are busy, except
         when they wait for a CPU.
         """
         if not self.workers:
@@ -189,8 +187,9 @@ CPUS, TAKING = "cpus", "taking"  # what limits a loop that more workers do not h
 
 
 class Workers(NamedTuple):
-    """A number of workers to try, and the expected seconds per batch with it. `number`: None if more workers do not
-    help; `limit` then has the reason.
+    """How many loader workers to try, and the expected seconds per batch with them.
+
+    `number`: None if more workers do not help; `limit` then has the reason.
     """
 
     number: int | None
@@ -222,7 +221,7 @@ def propose_workers(loading: Loading) -> Workers | None:
 
 
 def advise_phase(name: str, share: float) -> tuple[str, str]:
-    """The advice for a phase of ADVICE with this share of the steps, and the speed-up of the loop after this change."""
+    """The advice for a phase of ADVICE, and the loop's speed-up if it is followed. `share`: of the steps, 0 to 1."""
     share, left = min(share, 0.99), PHASE_LEFT.get(name, 0.0)
     if share <= left or not left:
         return ADVICE[name], bound_gain(share)
@@ -240,7 +239,7 @@ class RankTime(NamedTuple):
 
 
 class LateRank(NamedTuple):
-    """The rank that the others wait for, and the share of a step that they wait. None, 0 and "" if no rank is late."""
+    """The rank that the others wait for, and the share of a step that they wait. `rank` is None if no rank is late."""
 
     rank: int | None = None
     share: float = 0.0
@@ -252,8 +251,8 @@ def find_late(ranks: Sequence[RankTime]) -> LateRank | None:
 
     Only durations are compared, never clocks. In a collective operation all ranks wait for the last one, so the late
     rank waits least in it. If not all ranks mark this phase, the late rank is the one that waits longest for its data.
-    Times of the GPU are not compared with times of the CPU: on the CPU, launching a collective takes no time, but on
-    the GPU, waiting in it does.
+    Times of the GPU are not compared with times of the CPU: the GPU waits in a collective, but the CPU only launches
+    it.
     """
     named = [each for each in ranks if each.rank is not None and (each.world_size or 0) > 1 and each.spent.is_enough]
     sizes = Counter(each.world_size for each in named)
@@ -276,5 +275,5 @@ def find_late(ranks: Sequence[RankTime]) -> LateRank | None:
 
 
 def bound_gain(share: float) -> str:
-    """The greatest possible speed-up if this share of the loop's time were removed, as a text."""
+    """The greatest possible speed-up, as text, if this share of the loop's time were removed."""
     return f"at most {1.0 / (1.0 - min(share, 0.99)):.1f} times"

@@ -12,9 +12,7 @@ from gpu_exporter_torch.report_rules import FILES_MAX, FORMAT, KEYS, SIZE_MAX
 
 
 def read_siblings(directory: Path, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The reports of the other ranks of this training. A report belongs to it if it has the same format and the same
-    `world_size`.
-    """
+    """The reports of the other ranks of this training: the reports with the same format and the same `world_size`."""
     ranks: dict[int, dict[str, Any]] = {}
     if own["world_size"] < 2:
         return []

@@ -16,7 +16,8 @@ RECENT = 128  # durations that are kept for the median
 
 
 class StepCounter:
-    """Not thread-safe: only the loop's thread may call it. Its memory use is constant.
+    """Counts and times the steps of one loop. Not thread-safe: only the loop's thread may call it. Needs constant
+    memory.
 
     `marked`: whether a step ends after a mark (`mark`). Otherwise each batch is a step, until the first mark.
     """
@@ -33,8 +34,8 @@ class StepCounter:
         self._is_skipped = False
 
     def begin_epoch(self) -> None:
-        """The loop makes a new iterator. An open step of the last iterator, e.g. after a break or an error, is
-        closed.
+        """Note that the loop makes a new iterator. Closes an open step of the last iterator, e.g. after a break or an
+        error.
         """
         if self._begin is not None and self._marks:
             self._close(self._last_mark)  # what came after the mark may be anything
@@ -47,7 +48,9 @@ class StepCounter:
             self._begin = now
 
     def get(self, asked: int, now: int, *, is_first: bool) -> None:
-        """The loop has received a batch that it requested at `asked`. `is_first`: the first batch of the iterator."""
+        """Note that the loop received the batch that it requested at `asked`. `is_first`: the iterator's first
+        batch.
+        """
         self.batches += 1
         self._batches += 1
         if is_first:
@@ -60,7 +63,7 @@ class StepCounter:
             self._wait += now - asked
 
     def restart(self, now: int) -> None:
-        """The framework did other work between two batches, e.g. an evaluation. This time is not part of any step."""
+        """Note other work of the framework between two batches, e.g. an evaluation, which belongs to no step."""
         if self._begin is not None and not self._batches:
             self._begin, self._wait = now, 0
 
@@ -74,7 +77,7 @@ class StepCounter:
         self._drop()
 
     def mark(self, now: int) -> None:
-        """The optimizer has made its step. Several marks without a new batch between them belong to one step."""
+        """Note that the optimizer has made its step. Marks without a new batch between them belong to one step."""
         if not self.marked:  # the first mark: the batches before it were no steps
             self.marked = True
             self.steps = self.measured = self.skipped = self.step_ns = self.wait_ns = self._recent_count = 0

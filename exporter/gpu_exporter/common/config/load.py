@@ -31,8 +31,8 @@ class Config(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The rule that `times` x the setting `low` must not exceed the setting `high`. `words`: the error's words before
-    `low`.
+    """The rule that `times` x the setting `low` must not exceed the setting `high`. `words`: printed before `low` in
+    the error.
     """
 
     low: str
@@ -163,7 +163,7 @@ def render_config_json(config: Config) -> str:
 
 
 def _unknown_key(place: str, key: str, known: Sequence[str]) -> str:
-    """As unknown_key; for a key of other sections, their names."""
+    """The error for an unknown key. If the key belongs to other sections, the error names them."""
     sections = [section for section, values in Settings()._asdict().items() if key in values._fields]
     return (
         f"{place}: unknown key here; it belongs to {' or '.join(sections)}"

@@ -1,4 +1,5 @@
-"""The ordered `policies` of a configuration file: which holders each matches, and what it changes in section `policy`.
+"""The ordered `policies` of a configuration file. Each selects holders and changes keys of the section `policy` for
+them.
 
 The first policy that matches a holder decides. A holder that matches no policy is judged by the section `policy` alone.
 """
@@ -35,8 +36,8 @@ LISTS = (*POD_LISTS, "classes", "models", *JOB_LISTS)
 
 
 class Match(NamedTuple):
-    """The criteria for holders of a policy. All given criteria must match. A list matches if one of its patterns (`*`,
-    `?`, `[abc]`) matches.
+    """The criteria by which a policy selects holders. All given criteria must match. A list matches if one of its
+    patterns (`*`, `?`, `[abc]`) matches.
 
     `labels`: labels of the pod itself, all of which must match. `owner_kinds`: kinds of any controller above the pod,
     KIND or GROUP/KIND, or `Pod` for a pod without a controller. `models`, `mig`: at least one of the GPUs must match.
@@ -81,7 +82,7 @@ class RuleFaults(ValueError):
 
 
 def read_rules(place: str, node: Any, policy: Policy) -> tuple[PolicyRule, ...]:
-    """The policies in a node of yaml.compose, from the file `place`. Raises RuleFaults."""
+    """Read the policies from a node of yaml.compose. `place`: the file, for errors. Raises RuleFaults."""
     faults: list[str] = []
     reader = _RulesReader(place, faults)
     rules: list[PolicyRule] = []
@@ -98,7 +99,7 @@ def read_rules(place: str, node: Any, policy: Policy) -> tuple[PolicyRule, ...]:
 
 
 def _check_list(rules: Sequence[PolicyRule], places: Sequence[str]) -> list[str]:
-    """Faults of policies in relation to the policies before them. `places`: file and line of each policy."""
+    """Faults of a policy that only the policies before it show. `places`: file and line of each policy."""
     faults = [f"{places[RULES_MAX]}: more than {RULES_MAX} policies"] if len(rules) > RULES_MAX else []
     names: set[str] = set()
     for rule, place in zip(rules, places, strict=True):
@@ -147,7 +148,7 @@ class _RulesReader:
         return []
 
     def pairs(self, node: Any, name: str, known: Sequence[str]) -> dict[str, Any]:
-        """The nodes by key; if `known` is empty, every key is allowed."""
+        """The values of a YAML mapping by key. If `known` is empty, every key is allowed."""
         found: dict[str, Any] = {}
         if node.id != "mapping":
             self.fault(node, name, "expected keys below it")

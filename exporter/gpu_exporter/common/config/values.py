@@ -82,7 +82,7 @@ def parse_value(section: str, key: str, text: str) -> float | str:
 
 
 def check_value(section: str, key: str, value: float | str) -> str:
-    """Why a value is invalid; "" if it is valid. A number that is neither a duration nor a count must be a share."""
+    """Why a value is invalid; "" if it is valid. A number that is neither a duration nor a count must be 0 to 1."""
     if isinstance(value, str):
         if pattern := PATTERNS.get(f"{section}.{key}"):
             if not re.fullmatch(pattern[0], value):

@@ -1,4 +1,4 @@
-"""The causes why a holder does not use its GPU, as far as the evidence shows them."""
+"""The causes of low use of a GPU, as far as the evidence shows them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ PUBLISHED_MAX = 2  # as series, each of at least medium confidence; people see a
 
 
 class Cause(NamedTuple):
-    """One cause. `confidence`: low, medium or high. The texts are for people. `evidence`: the numbers. `against`: the
-    facts against this cause. `advice`: what to change, None for the text of the table of meanings. `gain`: what others
-    gained by the change, with the source. `values`: at most three numbers for meanings.py, from `numbers`.
+    """One cause. The texts are for people.
+
+    `confidence`: low, medium or high. `evidence`: the numbers. `against`: the facts against this cause. `advice`: what
+    to change, None for the advice in meanings.py. `gain`: what others gained by the change, with the source. `values`:
+    at most three numbers for meanings.py, from `numbers`.
     """
 
     name: str
@@ -25,7 +27,7 @@ class Cause(NamedTuple):
 
 
 def numbers(**known: float | None) -> tuple[tuple[str, float], ...]:
-    """The known numbers of a cause by quantity, in base units, with three digits; a share in whole per cent."""
+    """Pairs of name and value for the known numbers of a cause: base units, three digits; shares in whole per cent."""
     return tuple(
         (name, round(value, 2) if name.endswith("_ratio") else float(f"{value:.3g}"))
         for name, value in sorted(known.items())
@@ -34,9 +36,7 @@ def numbers(**known: float | None) -> tuple[tuple[str, float], ...]:
 
 
 class Causes(NamedTuple):
-    """The causes that were found, in the order of the rules. `needs`: the missing data without which no other is
-    found.
-    """
+    """The causes that were found, in the order of the rules. `needs`: the missing data that other causes would need."""
 
     found: tuple[Cause, ...] = ()
     needs: tuple[str, ...] = ()
@@ -48,5 +48,5 @@ class Causes(NamedTuple):
 
     @property
     def published(self) -> tuple[Cause, ...]:
-        """Those that become series."""
+        """The causes that become series in Prometheus."""
         return tuple(cause for cause in self.ranked if cause.confidence != LOW)[:PUBLISHED_MAX]

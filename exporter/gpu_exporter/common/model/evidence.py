@@ -1,4 +1,7 @@
-"""What a holder does on its host: the evidence for the causes of low utilization."""
+"""What a holder does on its host: the evidence for the causes of low utilization.
+
+A look is one reading of a holder's processes and cgroup. Rates are means since the look before.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import NamedTuple
 
 
 class ProcessEvidence(NamedTuple):
-    """The processes of a holder during one look. Nothing here identifies a process: no pid, no command line, no path.
+    """The processes of a holder in one look. Nothing here identifies a process: no pid, no command line, no path.
 
     - `processes`: the number of processes that were read; `is_all` is false if there were more.
     - `ranks`: processes with a context on the holder's GPUs. `rank_cores`: CPUs used by the busiest rank.
@@ -16,11 +19,11 @@ class ProcessEvidence(NamedTuple):
     - `loader_cores`, `loader_most`: CPUs used by all loaders, and by the busiest loader.
     - `loader_cpus`: how many CPUs all loaders together may run on; `cpus`: the same for all processes that were read.
     - `loader_bytes`: resident memory of the largest loader, shared pages included.
-    - `runnable`: threads that ran or waited for a CPU at the moment of the look: of all threads of the two busiest
+    - `runnable`: threads that ran or waited for a CPU at the moment of the look: all threads of the two busiest
       processes, and one thread of each other process. `is_all_threads` is false if these two had more threads than were
       read.
     - `blocked`: processes that waited for a disk or a network file system. `stopped`: ranks that a signal stopped.
-    - `far`: by UUID, the GPUs whose ranks may run only on CPUs that are not near the GPU, with the list of these CPUs.
+    - `far`: by GPU UUID, the CPUs of its ranks, if the ranks may run only on CPUs that are not near the GPU.
     - `terminal`, `notebook`: a process has a terminal, or the name of a notebook server.
     - `switches`: how often per second the main threads of the two busiest processes lost their CPU to other threads.
     """
@@ -49,8 +52,8 @@ class ProcessEvidence(NamedTuple):
 
 
 class FileEvidence(NamedTuple):
-    """File access of at most four processes during one look, those on a GPU first. To read it, the exporter needs the
-    right to trace processes.
+    """File access of at most four processes in one look, processes on a GPU first. The exporter needs the right to
+    trace processes.
 
     `reads`: read calls per second, on files, pipes and other descriptors. `read_bytes`: bytes per second that these
     calls returned, from the page cache and network files too. `remote_files`: open files on network file systems.
@@ -66,20 +69,19 @@ class FileEvidence(NamedTuple):
 class HostEvidence(NamedTuple):
     """One look at a holder over (start, end] of the monotonic clock; None is unknown. Rates are per second.
 
-    - `cpus`: how many CPUs most of its work may use at once, None without a limit. `quota`: the same by the CFS quota
-      alone. `throttled`: share of the periods in which this quota ran out.
-    - `cores`: CPUs that the holder used. `host_cpus`, `host_busy`: CPUs of the host, and the share of them in use by
-      all.
+    - `cpus`: how many CPUs the cgroups that do most of the work may use at once, None without a limit. `quota`: the
+      same by the CFS quota alone. `throttled`: share of the periods in which this quota ran out.
+    - `cores`: CPUs that the holder used. `host_cpus`: CPUs of the host. `host_busy`: share of the host's CPUs in use.
     - `pressure_...`: share of the time in which some task waited for this resource; `memory_full`: in which all tasks
       waited for memory (PSI; only with version 2 of cgroups).
-    - `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `memory_cache`: page cache in it. `refaults`:
-      pages of files that were evicted and read again.
-    - `killed`: processes that the OOM killer ended, for any limit. `ooms`: the most of them that can be due to the
-      holder's own limit, which was reached during this look.
+    - `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `memory_cache`: page cache in that cgroup.
+      `refaults`: pages of files that were evicted and read again.
+    - `killed`: processes that the OOM killer ended, for any limit. `ooms`: how many of these kills the holder's own
+      limit can explain.
     - `shm_bytes`, `shm_limit`: shared memory in use, and the size of /dev/shm.
     - `read`, `written`: bytes from and to block devices. `received`, `sent`: bytes of the holder's own network
       namespace.
-    - `network_files`: types of the network file systems that it has mounted.
+    - `network_files`: types of the network file systems that the holder has mounted.
     """
 
     start: float

@@ -74,13 +74,11 @@ class Holder(NamedTuple):
 
     @property
     def names(self) -> frozenset[str]:
-        """All texts that identify the holder. If two sources report the same text, they mean the same holder."""
+        """All texts that identify the holder. Two sources that report the same text mean the same holder."""
         return frozenset((self.label, f"job {self.job_id}")) if self.job_id else frozenset((self.label,))
 
     def _job_name(self) -> str:
-        """The job in squeue's notation, which scontrol accepts too; array tasks and components have their own
-        notation.
-        """
+        """The job in the notation of squeue and scontrol: 42, 3010_1 for an array task, 3011+1 for a component."""
         if self.array_job_id and self.array_task_id:
             return f"{self.array_job_id}_{self.array_task_id}"
         if self.het_job_id and self.het_job_offset:
@@ -100,8 +98,8 @@ class Grant(NamedTuple):
     - "index": a position in NVML's order, among the GPUs with the minor numbers `among`, or among all GPUs.
     - "unproven": a name that identifies no device; `reason` is why.
 
-    An index is valid only if NVML lists `total` GPUs; 0 allows any number. `number` is the scheduler's name for the
-    device if that name is not a UUID. While a holder runs, its `number` keeps the device that it was first resolved to.
+    An index is valid only if NVML lists `total` GPUs; 0 allows any number. `number`: the scheduler's name for the
+    device, if that name is not a UUID. While a holder runs, the same `number` always means the same device.
 
     `running`: false while the holder is not charged, because its job is stopped. `working_wall`: Unix seconds before
     which the holder's program could not work; infinite while the program is not known to run; None if the scheduler
@@ -109,10 +107,10 @@ class Grant(NamedTuple):
     `confirmed`: when the source last reported the grant, monotonic seconds; if the source gives no time, the poller
     fills in the time of its request. `renewed_s`: the interval at which the source reports the grant again; 0 is at
     every poll. `share`: one of SHARED if the source reports that only a part of the device is granted. `witnesses`: the
-    sources that report the holder, as text for people. `claim`: the resource claim that grants the device, set if
-    nothing proves that the claim uses the device instead of only monitoring it. `ended`: the holder has ended and holds
-    nothing. `start_here`: the holder's start by this host's clock, Unix seconds, None if the source does not report it;
-    the holder's `start_wall` is by the scheduler's clock.
+    sources that report the holder, as text for people. `claim`: the resource claim that grants the device, but only
+    while nothing proves that the claim uses the device and does not just monitor it. `ended`: the holder has ended and
+    holds nothing. `start_here`: the holder's start by this host's clock, Unix seconds, None if the source does not
+    report it; the holder's `start_wall` is by the scheduler's clock.
     """
 
     kind: Literal["uuid", "minor", "instance", "placement", "index", "unproven"]
@@ -165,13 +163,14 @@ class Allocation(NamedTuple):
 
 
 class SourceStatus(NamedTuple):
-    """One attribution source.
+    """One attribution source: a program that reports holders.
 
-    `up`: it answered the last request. `complete`: every reported holder has its device, and no holder can be missing.
-    `last_success_wall`: Unix seconds at which the answer was true, None before the first answer. `error`: the missing
-    part of the answer, because of which some holders may be missing. `notice`: a message for people although nothing is
-    missing. `devices`: how many GPUs, or MIG instances in their place, the scheduler counts on this node; None if it
-    does not report that. `missed`: how many holders ended before the source knew their devices.
+    `up`: the source answered the last request. `complete`: every reported holder has its device, and no holder can be
+    missing. `last_success_wall`: the time that the last good answer describes (Unix seconds), None before the first.
+    `error`: the missing part of the answer, because of which some holders may be missing. `notice`: a message for
+    people although nothing is missing. `devices`: how many GPUs, or MIG instances in their place, the scheduler counts
+    on this node; None if it does not report that. `missed`: how many holders ended before the source knew their
+    devices.
     """
 
     name: str
@@ -195,14 +194,14 @@ class TenantKey(NamedTuple):
 
 
 def identify(holder: Holder) -> Who | None:
-    """The holder's pod or job, None if only its name is known."""
+    """The pod or job of a holder; None if only the holder's name is known."""
     if holder.key.scheduler == "slurm":
         return ("job", holder.job_id) if holder.job_id else None
     return ("pod", holder.pod_uid) if holder.pod_uid else None
 
 
 class Use(NamedTuple):
-    """The use of a unit by some processes. `memory_bytes`: None if the driver does not report it for each process."""
+    """How some processes use a unit. `memory_bytes`: None if the driver does not report it for each process."""
 
     processes: int = 0
     memory_bytes: int | None = 0

@@ -1,4 +1,4 @@
-"""The meaning of each state and cause, and what its owner or the site can change. All outputs print this one table.
+"""The table that all outputs print: what each state and cause means, and what the owner or the site can change.
 
 `{name}` in a text is a number of the cause: a `quantity` of gpu_allocation_cause_value, in base units.
 """
@@ -32,7 +32,7 @@ class Meaning(NamedTuple):
 
     @property
     def quantities(self) -> tuple[str, ...]:
-        """The numbers in its texts."""
+        """The names of the numbers in these texts."""
         return tuple(dict.fromkeys(QUANTITY.findall(self.says + self.number)))
 
 
@@ -275,7 +275,7 @@ def describe_cause(name: str, values: Mapping[str, float]) -> str:
 
 
 def advise(name: str, values: Mapping[str, float]) -> str:
-    """The change for the owner of a holder with this cause, and the change for the site; "" for none."""
+    """What the owner of a holder with this cause and the site can change, as one text; "" for nothing."""
     meaning = CAUSES.get(name)
     if meaning is None:
         return ""

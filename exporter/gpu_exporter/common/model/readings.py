@@ -1,4 +1,7 @@
-"""One cycle's reading of a GPU, and the activity that it shows."""
+"""One cycle's reading of a GPU, and the activity that it shows.
+
+A witness is a signal of activity besides utilization, e.g. power or PCIe traffic.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ UTILIZATION = "utilization"  # name of the witness for the driver's rate, where 
 class Span(NamedTuple):
     """Known activity over (start, end] of the monotonic clock.
 
-    `ratio`: mean utilization, 0 to 1. `other`: the witnesses that saw activity, so that a ratio of 0 is not idleness.
-    `witnesses`: the number of witnesses behind the reading of this span; the ledger fills it in.
+    `ratio`: mean utilization, 0 to 1. `other`: the witnesses that showed activity; with one of them, a ratio of 0 is
+    not idle. `witnesses`: how many witnesses were read for this span; the ledger fills it in.
     """
 
     start: float
@@ -46,7 +49,7 @@ class Split(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """The knowledge that one reading adds about one unit. Time not covered by a span is unknown.
+    """What one reading shows of the activity of one unit. Time not covered by a span is unknown.
 
     `witnesses` is 0 if this reading has no utilization, but shows another sign of activity.
     """
@@ -82,16 +85,17 @@ class Effort(NamedTuple):
 
 
 class HostProgress(NamedTuple):
-    """The work of a holder beside its GPUs over (start, end] of the monotonic clock; None is unknown.
+    """The work of a holder outside its GPUs over (start, end] of the monotonic clock; None is unknown.
 
-    - `loaders_cores`: CPUs used by its processes that have no context on its GPUs. `cores`: CPUs used by all processes.
+    - `loaders_cores`: CPUs used by processes without a context on the holder's GPUs. `cores`: CPUs used by all
+      processes.
     - `new_process`: whether a process started.
     - `disk`: bytes per second to and from block devices. `network`: bytes per second of the holder's own network
       namespace, unknown if that is the host's.
-    - `steps`: the number of steps that its training loop reports.
-    - `spinning`: how many of its GPUs are fully busy.
-    - `ended`: how many of its processes on GPUs have ended since the last look. `stopped`: how many of its processes on
-      GPUs at rest were stopped by a signal at both looks.
+    - `steps`: the number of steps that the holder's training loop reports.
+    - `spinning`: how many of the holder's GPUs are fully busy.
+    - `ended`: how many processes on the GPUs have ended since `start`. `stopped`: how many processes on GPUs that are
+      not fully busy were stopped by a signal at both `start` and `end`.
     """
 
     start: float
@@ -108,7 +112,7 @@ class HostProgress(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Values of one reading that code computes with, in addition to the samples; None means no data.
+    """Values of one reading for use in code, in addition to the samples; None means no data.
 
     Ratios are 0 to 1, other units are bytes, watts, and joules since the driver was loaded. `throttle_s`: seconds by
     reason, from counters of the driver. `compute_processes`, `graphics_processes`: the number of listed contexts, which
@@ -143,8 +147,8 @@ class InstanceReading(NamedTuple):
     """One MIG instance at one moment. `mig` is "gpu instance id/compute instance id".
 
     `sm_slices`: the instance's compute slices of the board; a fraction if compute instances that report no slices share
-    a GPU instance. `energy_j`: the running estimate of its part of the board's energy. `placement`: profile id and
-    first slice of its GPU instance, None if the driver does not report them.
+    a GPU instance. `energy_j`: the estimate so far of the instance's part of the board's energy. `placement`: profile
+    id and first slice of its GPU instance, None if the driver does not report them.
     """
 
     uuid: str
@@ -175,7 +179,7 @@ class GpuProcess(NamedTuple):
 
 
 class ProcessList(NamedTuple):
-    """The processes on one GPU. `monotonic`: when the driver had answered; every listed process had started before."""
+    """The processes on one GPU. `monotonic`: when the driver had answered. Every process started before that."""
 
     monotonic: float
     processes: tuple[GpuProcess, ...]
@@ -184,7 +188,7 @@ class ProcessList(NamedTuple):
 class ProcessShare(NamedTuple):
     """One process, and the share of a period in which its kernels ran, 0 to 1. `monotonic`: when it last worked.
 
-    `ratio`: None if the driver lists the process with zeros only: normally it lists only processes that work.
+    `ratio`: None if the driver lists the process with zeros only. Normally the driver lists only processes that work.
 
     The pid is used only as in GpuProcess.
     """

@@ -13,7 +13,7 @@ from gpu_exporter.common.model.views import HostWork, HourOfWork, Spin
 
 
 class GpuRecord(NamedTuple):
-    """The data of one GPU. `hung`: a call to it is past its deadline."""
+    """The data of one GPU. `hung`: a driver call for the GPU is past its deadline."""
 
     snapshot: DeviceSnapshot
     hung: bool
@@ -26,10 +26,11 @@ class GpuRecord(NamedTuple):
 class HolderRecord(NamedTuple):
     """The data of one allocation. `unconfirmed_s`: how long no source has confirmed it; above `stale_s` it is unknown.
 
-    `mig`: the instance's place, even while the GPU does not answer. `use`: the use by the holder's own processes, None
-    while unknown. `ratio`: the work of these processes, if other holders use the unit too. `host`: the work of the
-    whole holder beside its GPUs. `spin`: its run without progress, None if it cannot be watched. `hour`: the means of
-    its last hour, None while unknown. `training`: the report of its training loop, None without a report.
+    `mig`: the instance's place, even while the GPU does not answer. `use`: how the holder's own processes use the unit,
+    None while unknown. `ratio`: the work of these processes, if other holders use the unit too. `host`: the work of the
+    whole holder outside its GPUs. `spin`: the present run of full utilization without progress, None if it cannot be
+    watched. `hour`: the means of the last hour, None while unknown. `training`: the report of the holder's training
+    loop, None without a report.
     """
 
     allocation: Allocation

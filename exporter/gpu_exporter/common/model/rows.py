@@ -34,9 +34,9 @@ GIB = 1024**3
 
 
 class Row(NamedTuple):
-    """`gpu`: the index, for a MIG instance index:instance. While unknown: None for a number, "" for a text.
+    """One row. While unknown, a number is None and a text is "". `gpu`: the index, for a MIG instance index:instance.
 
-    `utilization`: 0 to 1. `held_s`: how long the holder has held it. `idle_s`: length of the current idle run.
+    `utilization`: 0 to 1. `held_s`: how long the holder has held the unit. `idle_s`: length of the current idle run.
     `stalled_s`: length of the current stall. `throttling`: of the GPU over the last window. `age_s`: age of the GPU's
     last reading. `cause`: the most certain one with its confidence. `advice`: what to change, once per holder.
     """
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
     @property
     def short_why(self) -> str:
-        """The reason, without the parts after `; ` that do not fit into a cell."""
+        """The reason, cut before the first part (after `; `) that does not fit into a cell."""
         first, *parts = self.why.split("; ")
         for part in parts:
             if len(first) + len(part) + 2 > WHY_MAX:
@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
     @property
     def tone(self) -> str:
-        """What the state means, for colours."""
+        """The tone of the state, which decides its colour: GOOD, NEUTRAL, WARN or another."""
         return TONES.get(self.state, NEUTRAL)
 
     @property

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 
 class UnitTotals(NamedTuple):
-    """Integrals of one unit, all in seconds; None if the hardware never reported the value.
+    """Running totals of one unit, in seconds or joules; None if the hardware never reported the value.
 
-    `active_by`: the witnesses of the last activity (UTILIZATION or others). `other_s`: by witness, the time since this
-    process started at utilization 0 that is not idle because that witness was active. If several were active, the first
-    counts: UTILIZATION, then in the order of sampling/activity/witnesses.py. `unattributed_s`, `unattributed_j`:
-    seconds of full load and joules that belong to no known holder; None for joules without a counter.
+    `active_by`: the witnesses of the last activity (UTILIZATION or others). `other_s`: by witness, seconds since this
+    process started that are not idle, although utilization was 0, because this witness showed activity. If several did,
+    only the first in the order of sampling/activity/witnesses.py counts. `unattributed_s`, `unattributed_j`: seconds of
+    full load and joules that belong to no known holder; None for joules without a counter.
 
     Invariant: busy_s + idle_s <= observed_s.
     """
@@ -29,10 +29,10 @@ class UnitTotals(NamedTuple):
 
 
 class HolderTotals(NamedTuple):
-    """Integrals of one holder on one unit. `known` is false if activity has no source: then only `held_s` counts.
+    """Running totals of one holder on one unit. `known`: false if no signal shows activity; then only `held_s` counts.
 
-    `idle_run_s`: None while the present is unknown: 0 would mean that the holder works. `idle_run_witnesses`: the
-    fewest witnesses behind any part of the run. `longest_gap_s`: the longest idle run that ended with work.
+    `idle_run_s`: None while the present is unknown, since 0 would mean that the holder works. `idle_run_witnesses`: the
+    fewest witnesses that were read in any part of the run. `longest_gap_s`: the longest idle run that ended with work.
     `stalled_s`: fully busy without progress. `pending_s`: the seconds of a present run that may still become stalled.
     Invariants: observed_s <= held_s, busy_s + idle_s + stalled_s + pending_s <= observed_s.
     """

@@ -1,4 +1,4 @@
-"""The reports of a holder's training loop about itself. The job writes them, so alone they prove nothing."""
+"""Reports of a holder's training loop. The job itself writes them, so alone they prove nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Fact: TypeAlias = int | float | bool | str
 class RankReport(NamedTuple):
     """One process of a training, as it describes itself (docs/torch.md). None is unknown.
 
-    - `run`: another value after each start of the loop. `process`: the same for all loops of one process, "" if
+    - `run`: an id that is new after each start of the loop. `process`: the same id for all loops of one process, "" if
       unknown.
     - `gpus`: UUIDs of the GPUs or MIG instances that the process names.
-    - `steps`: steps so far. `measured`: the steps that the seconds cover.
+    - `steps`: steps so far. `measured`: how many of them the seconds below cover.
     - `step_s`, `wait_s`: seconds of all measured steps, and seconds in them in which the loop waited for data.
-    - `starved_s`, `worked_s`: seconds on the GPU's own time line: without work because the loop waited for data, and
-      with work.
-    - `phases`: seconds by name, on the GPU's time line if `is_gpu`. `facts`: settings of the loop.
+    - `starved_s`, `worked_s`: seconds measured on the GPU: without work because the loop waited for data, and with
+      work.
+    - `phases`: seconds by name, measured on the GPU if `is_gpu`. `facts`: settings of the loop.
     - `is_between`: the loop has come to the end of its data, and may begin again.
     - `age_s`: time since the file was written. While the loop makes steps, it is written at least every `interval_s`.
     """
@@ -48,13 +48,13 @@ class TrainingPace(NamedTuple):
     """The last minutes of a holder's running ranks on one node. Shares are of the time of their steps, 0 to 1.
 
     - `steps`: how many measured steps the rank with the fewest made in this time. `step_s`: mean length of these steps.
-    - `seen`: steps of all ranks between the looks of this time, also of ranks that measure none.
-    - `wait`: the share of the time that the rank which waits longest waits for data. `waiting_rank`: this rank. If
-      `is_gpu`, only time in which the GPU had no work counts.
-    - `phases`: by name, the mean of the ranks that have placed the phase.
+    - `seen`: how many steps all ranks reported in this time, measured or not.
+    - `wait`: the largest share that a rank waits for data. `waiting_rank`: this rank. If `is_gpu`, only time in which
+      the GPU had no work counts.
+    - `phases`: by name, the mean share of the ranks that measure the phase.
     - `silent_s`: seconds since the last known step.
-    - `late`: the rank that the others wait for, with the share of a step, as text; "" without such a rank.
-      `late_share`: this share, None if the ranks cannot be compared.
+    - `late`: the rank that the others wait for, and the share of a step that they wait, as text; "" without such a
+      rank. `late_share`: this share, None if the ranks cannot be compared.
     - `facts`: settings that all ranks have in common.
     """
 
@@ -76,9 +76,9 @@ class TrainingPace(NamedTuple):
 class TrainingView(NamedTuple):
     """The published part of the training on one allocation.
 
-    `steps`, `seconds`: counted for its ranks since the exporter knows them. `seconds` is by phase; `step` is the whole
-    time, `wait` the time of waiting for data. `rank`: the lowest rank on this allocation. `pace`: of the whole holder
-    on this node. `contradiction`: why the report cannot be true, "" if it can.
+    `steps`, `seconds`: counted for its ranks since the exporter knows them. `seconds`: by phase; `step` is the whole
+    time, `wait` the time of waiting for data. `rank`: the lowest rank on this allocation. `pace`: the pace of the whole
+    holder on this node. `contradiction`: why the report cannot be true, "" if it can.
     """
 
     steps: int

@@ -18,8 +18,8 @@ class UnitId(NamedTuple):
 
 
 def normalize_pci(address: str) -> str:
-    """One notation for 00000000:3B:00.0 (NVML) and 0000:3b:00.0 (kernel). A domain keeps more than four digits if it
-    needs them: 10000:01:00.0 behind Intel's VMD. "" remains "".
+    """Convert a PCI address to the kernel's notation: 00000000:3B:00.0 (NVML) becomes 0000:3b:00.0. A domain keeps more
+    than four digits if it needs them: 10000:01:00.0 behind Intel's VMD. "" remains "".
     """
     domain, _, rest = address.lower().partition(":")
     return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if address else ""
@@ -30,7 +30,7 @@ NO_PLACE = -1
 
 
 class DeviceIdentity(NamedTuple):
-    """Facts that are read once: NVML index, UUID, product name, PCI address, minor number of /dev/nvidiaN.
+    """The facts of a GPU that are read once: NVML index, UUID, product name, PCI address, minor number of /dev/nvidiaN.
 
     `cpus`: numbers of the CPUs that are near the GPU, empty if the driver does not report them.
     """

@@ -21,19 +21,20 @@ class Verdict(NamedTuple):
 
 
 class Throttling(NamedTuple):
-    """The harmful throttle reason with the largest share of the last window, and that share, 0 to 1."""
+    """The harmful throttle reason with the largest share of the last window, and its share, 0 to 1."""
 
     reason: str
     ratio: float
 
 
 class Spin(NamedTuple):
-    """The present run of a holder that is fully busy without a witness of progress.
+    """The present run in which a holder is fully busy and no witness shows progress.
 
-    `run_s`: known seconds of the run, 0 without a run. `confidence`: that it is a stall, "none" before stalls.after,
-    then low, medium or high. `evidence`, `against`: for people. `unknown`: why no stall can be seen here, "" if it can.
-    `all_known`: every witness of progress is read. `is_below`: the last reading shows less than full utilization, so
-    there is no stall, whatever else is unknown. `proof`: why a member of its gang cannot go on, "" without proof.
+    `run_s`: known seconds of the run, 0 without a run. `confidence`: how certain a stall is: "none" before
+    stalls.after, then low, medium or high. `evidence`, `against`: for people. `unknown`: why no stall can be seen here,
+    "" if it can. `all_known`: every witness of progress is read. `is_below`: the last reading shows less than full
+    utilization, so there is no stall, whatever else is unknown. `proof`: why a member of its gang cannot go on, ""
+    without proof.
     """
 
     run_s: float
@@ -80,10 +81,10 @@ class GpuView(NamedTuple):
 
 
 class HostWork(NamedTuple):
-    """A holder's work on one host beside its GPUs, as the mean of the last ten minutes.
+    """The work of a holder on one host outside its GPUs, as the mean of the last ten minutes.
 
-    `cpu_ratio`: use of the holder's CPUs (host/work.py), 0 to 1. `io_bytes_per_s`: traffic to and from block devices,
-    None if the kernel does not count it.
+    `cpu_ratio`: used share of the holder's CPUs (host/work.py), 0 to 1. `io_bytes_per_s`: traffic to and from block
+    devices, None if the kernel does not count it.
     """
 
     cpu_ratio: float
@@ -119,7 +120,7 @@ class AllocationView(NamedTuple):
 
     @property
     def stalled_run_s(self) -> float | None:
-        """Seconds of the present stall; 0 without a stall, None while it is unknown whether there is one."""
+        """Seconds of the present stall; 0 without a stall, None while it is unknown whether the allocation stalls."""
         spin = self.spin
         if spin is not None and spin.is_below:
             return 0.0

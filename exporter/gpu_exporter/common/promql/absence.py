@@ -1,8 +1,8 @@
-"""Why a PromQL API has no series of the exporters, or too few: what is seen in one sentence, what to do in another.
+"""Explains why a PromQL API has no or too few series of the exporters: one sentence for the finding, one for the
+remedy.
 
-Each sentence repeats answers of the API; nothing is concluded from an answer that is missing. At most seven queries
-run, most of them over the one series that every exporter has, and only when something is missing.
-docs/troubleshooting.md lists the cases.
+Each sentence repeats answers of the API; a missing answer proves nothing. At most seven queries run, most of them over
+the one series that every exporter has, and only when something is missing. docs/troubleshooting.md lists the cases.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ COMPARE = (
 
 
 class Absence(NamedTuple):
-    """`kind`: one word for the case. `seen`: what the API shows. `to_do`: the remedy."""
+    """One case of missing series. `kind`: one word for the case. `seen`: what the API shows. `to_do`: the remedy."""
 
     kind: str
     seen: str
@@ -63,9 +63,9 @@ FindMonitors: TypeAlias = Callable[[], Absence | None]  # PodMonitors of the clu
 
 
 def explain_absence(ask: Ask, matcher: str, wall: float, find_monitors: FindMonitors | None = None) -> Absence:
-    """Why no series of an exporter matches at `wall` (Unix seconds). Kind "unknown" if the API gives no answer.
+    """Explain why no series of an exporter matches at `wall` (Unix seconds). Kind "unknown" if the API does not answer.
 
-    `matcher`: label matchers of the user. `find_monitors`: asked if Prometheus has no target; None without a cluster.
+    `matcher`: label matchers of the user. `find_monitors`: called if Prometheus has no target; None without a cluster.
     """
     try:
         found = _matching_before(ask, matcher, wall, find_monitors) or _never_matching(ask, matcher, find_monitors)
@@ -76,7 +76,7 @@ def explain_absence(ask: Ask, matcher: str, wall: float, find_monitors: FindMoni
 
 
 def explain_gaps(ask: Ask, matcher: str, wall: float, needed_s: float) -> list[Absence]:
-    """What is missing although exporters are seen: answers of targets, holders, a history of `needed_s` seconds."""
+    """List what is missing although exporters have series: targets, holders, `needed_s` seconds of history."""
     try:
         found = _failing(ask, matcher), _without_holders(ask, matcher), _young(ask, matcher, wall, needed_s)
         return [each for each in found if each is not None]
@@ -97,16 +97,17 @@ def explain_no_hours(ask: Ask, matcher: str, wall: float) -> Absence:
 
 
 def last_seen(ask: Ask, selector: str) -> float | None:
-    """When a series of this selector was last there (Unix seconds, a minute early at most); None in no minute of the
-    last day. Raises AnswerError.
+    """When a series of this selector last existed (Unix seconds, at most a minute early); None if not in the last day.
+    Raises AnswerError.
     """
     rows = ask(f"max_over_time({moments_of(selector)}[1d:1m])")
     return rows[0].value if rows else None
 
 
 def moments_of(selector: str, by: str = "") -> str:
-    """PromQL: the time of each moment at which a series of this selector is there. Over a day of 250 series timestamp()
-    takes Prometheus 2.42 150 times as long.
+    """PromQL: the time of each moment at which a series of this selector exists.
+
+    Uses time(), because timestamp() is 150 times as slow (Prometheus 2.42, over a day of 250 series).
     """
     return f"(0 * count {by}({selector}) + time())"
 
@@ -142,7 +143,7 @@ def _matching_before(ask: Ask, matcher: str, wall: float, find_monitors: FindMon
 
 
 def _never_matching(ask: Ask, matcher: str, find_monitors: FindMonitors | None) -> Absence:
-    """The case of exporters that have not matched in the last days."""
+    """The case that no exporter has matched in the last days."""
     if now := _other_labels(ask, matcher, BUILD):
         return Absence("excluded", f"exporters have series with {'; '.join(now)}", _choose(now))
     up = ask(f"up{{{matcher}}}") if matcher else []  # without a matcher these are the targets of all jobs
@@ -173,7 +174,7 @@ def _never_matching(ask: Ask, matcher: str, find_monitors: FindMonitors | None) 
 
 
 def _with_monitors(kind: str, seen: str, to_do: str, find_monitors: FindMonitors | None) -> Absence:
-    """The case of a Prometheus without targets, with what the monitors of the Prometheus operator show."""
+    """The case that Prometheus has no target, together with the findings of `find_monitors`, if it has any."""
     found = find_monitors() if find_monitors is not None else None
     if found is None:
         return Absence(kind, seen, f"{to_do}{SELECTED}")
@@ -208,7 +209,7 @@ def _without_holders(ask: Ask, matcher: str) -> Absence | None:
 
 
 def _young(ask: Ask, matcher: str, wall: float, needed_s: float) -> Absence | None:
-    """A history that is shorter than what is asked of it."""
+    """The case that the history is shorter than `needed_s` seconds."""
     window = f"{needed_s + 300.0:.0f}s:1m"
     rows = ask(f"min_over_time({moments_of(f'{BUILD}{{{matcher}}}')}[{window}])")
     since = rows[0].value if rows else wall
@@ -223,13 +224,15 @@ def _young(ask: Ask, matcher: str, wall: float, needed_s: float) -> Absence | No
 
 
 def _had_series(matcher: str, past: str) -> str:
-    """PromQL: targets whose exporter had series in `past`, or in the last minutes, which its steps may miss."""
+    """PromQL: targets whose exporter had series in `past` or in the last minutes (the steps of `past` may miss
+    these).
+    """
     over = (f"group by (job, instance) (max_over_time({BUILD}{{{matcher}}}[{each}]))" for each in (PASTS[0], past))
     return f"({' or '.join(over)})"
 
 
 def _other_labels(ask: Ask, matcher: str, series: str) -> list[str]:
-    """The combinations of values, of the labels that the user selects by, that exist; empty without such a label."""
+    """The existing combinations of values of the labels in the user's matcher; empty if it has no label."""
     labels = list(dict.fromkeys(match[1] for match in LABELS.finditer(matcher)))
     if not labels:
         return []

@@ -23,15 +23,15 @@ HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\x20-\
 
 
 class Fetch(Protocol):
-    """GET, or POST of a form. Limits the answer in bytes and in seconds. Raises AnswerError."""
+    """Sends GET, or POST if there is a form. Limits the answer in bytes and in seconds. Raises AnswerError."""
 
     def __call__(self, address: Address, form: Mapping[str, str] | None, most_bytes: int, within_s: float) -> str: ...
 
 
 class Credentials:
-    """Credentials of the reconciler for the source: a bearer token, or a user with a password, and further headers.
+    """Credentials for a PromQL API: a bearer token, or a user with a password, and further headers.
 
-    Token and password are files that are read for each request, since they may be replaced while the reconciler runs.
+    Token and password are files that are read for each request, since they may be replaced while the program runs.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class Credentials:
         return headers
 
     def check_address(self, address: Address) -> None:
-        """Raise ValueError if an address contains a user, but these credentials name another one."""
+        """Raise ValueError if the address names a user, and these credentials name another user or a token."""
         if address.login and (self._token is not None or self._user):
             raise ValueError(f"{address} has a user, and {self._flags}.* names another user: remove one of them")
 
 
 def parse_header(text: str, flag: str = "--source.header") -> tuple[str, str]:
-    """Name and value. Raises ValueError, whose text does not contain the value."""
+    """Split a header into name and value. Raises ValueError, whose text does not contain the value."""
     match = HEADER.fullmatch(text.strip())
     if match is None:  # nothing is quoted, since all of it may be the value
         raise ValueError(f"{flag}: write a header as 'Name: value', such as 'X-Scope-OrgID: team-a'")
@@ -114,7 +114,7 @@ def _read_secret(path: Path, flag: str) -> str:
 
 
 def _build(ca: bytes | None, cert: bytes | None, key: bytes | None) -> ssl.SSLContext | None:
-    """The contents of the files as a context. Raises OSError."""
+    """The TLS context from the contents of these files. Raises OSError."""
     if ca is None and cert is None:
         return None
     with contextlib.ExitStack() as stack:

@@ -30,7 +30,7 @@ class VectorRow(NamedTuple):
 def parse_vector(text: str, query: str, rows_max: int | None = None) -> list[VectorRow]:
     """The rows of an answer of /api/v1/query. Raises AnswerError with a text that names the query.
 
-    `rows_max`: the most rows. A text that would become more objects than this number of rows needs is not parsed.
+    `rows_max`: the most rows. A text with more objects than this number of rows needs is refused before it is parsed.
     """
     if rows_max is not None and sum(map(text.count, "[{,")) > PARTS_MAX * (rows_max + 1):
         raise TooManyRows(f"the answer has more than {rows_max} rows: {query}")

@@ -1,1 +1,1 @@
-"""Parsers of Slurm's own notations, for every reader of Slurm's texts, on a node or in the cluster."""
+"""Parsers of Slurm's notations, for all programs that read Slurm's output, on a node or in the cluster."""

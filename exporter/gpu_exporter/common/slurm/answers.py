@@ -28,7 +28,7 @@ def read_jobs(text: str, read: Callable[[dict[str, Any]], T | None]) -> tuple[li
 
     `read` returns None for a job to omit, and raises one of MALFORMED for a job that it cannot parse. Each job is
     reduced as soon as it is parsed, because the whole parsed answer would take ten times the memory of its text. Raises
-    ValueError if the text is no such answer, or if Slurm reports errors.
+    ValueError if the text is not an answer of these commands, or if Slurm reports errors.
     """
 
     def reduce(fields: dict[str, Any]) -> Any:
@@ -54,7 +54,7 @@ def read_jobs(text: str, read: Callable[[dict[str, Any]], T | None]) -> tuple[li
 
 
 def unpack_number(fields: dict[str, Any]) -> Any:
-    """The number of a number object, None if it is not set or infinite; any other object as it is."""
+    """Replace a number object of Slurm by its number, or by None if it is not set or infinite. Other objects remain."""
     if "number" in fields and fields.keys() <= {"set", "infinite", "number"}:
         return fields["number"] if fields.get("set", True) and not fields.get("infinite") else None
     return fields

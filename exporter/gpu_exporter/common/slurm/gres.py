@@ -28,8 +28,8 @@ MAX_GRES_TEXT = 65_536
 class Gres(NamedTuple):
     """The GPUs of one GRES list. `shared`: GPUs that are used in part, and how they are divided (shard, mps).
 
-    `unnamed`: the number of GPUs that are counted without an index. `unnamed_share`: the item of a share that names no
-    GPU.
+    `unnamed`: the number of GPUs that are counted without an index. `unnamed_share`: the list's item for a part of a
+    GPU, if it does not name the GPU.
     """
 
     indexes: tuple[int, ...] = ()
@@ -112,7 +112,7 @@ def _parse_index(detail: str) -> list[int]:
 
 
 def _parse_shares(detail: str) -> list[int]:
-    """The GPUs of a share: `IDX:1`, or since 23.11 `0/4,1/4,-/4`, the allocated part of each GPU in order."""
+    """The indexes of the GPUs in a share: `IDX:1`, or since 23.11 the allocated part of each GPU, `0/4,1/4,-/4`."""
     if not SHARES.fullmatch(detail):
         return _parse_index(detail)
     return [index for index, part in enumerate(detail.split(",")) if part.partition("/")[0].strip("0-")]

@@ -21,15 +21,13 @@ ADDRESSES_MAX = 1024
 
 
 class CpuBudget:
-    """The debts of addresses (monotonic seconds). Used only in the thread of the loop."""
+    """Tracks when each address has paid off its CPU time (monotonic seconds). Used only in the event loop's thread."""
 
     def __init__(self) -> None:
         self._paid_at: dict[str, float] = {}  # when SHARE of a core has paid for all that it used
 
     async def pace(self, address: str, cpu_s: float) -> bool:
-        """Charge a step of an address. If the address is above its budget, wait instead, do not charge, and return
-        True.
-        """
+        """Charge a step to an address and return False. Above the address's budget, wait instead and return True."""
         if self._paid_at.get(address, 0.0) - time.monotonic() <= BURST_S / SHARE:
             self.charge(address, cpu_s)
             return False

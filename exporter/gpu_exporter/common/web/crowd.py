@@ -39,7 +39,7 @@ class Connection:
         self.is_waiting, self.is_writing, self.since = waiting, writing, time.monotonic()
 
     def break_off(self) -> None:
-        """Close it at once, and drop the data that the kernel still has to send (possibly megabytes)."""
+        """Close the connection at once, and drop data that the kernel has not yet sent (possibly megabytes)."""
         with contextlib.suppress(OSError):
             self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
         if self.writer is not None:
@@ -53,7 +53,7 @@ class Connection:
 
 
 class Crowd:
-    """The connections of one port. Used only in the thread of the loop."""
+    """The connections of one port. Used only in the event loop's thread."""
 
     def __init__(self) -> None:
         # The driver, the state and the sources need some of the process's descriptors too.
@@ -64,7 +64,7 @@ class Crowd:
         return list(self._connections)
 
     def take(self, newcomer: Connection, *, has_tls: bool) -> bool:
-        """Add a new connection. At a limit, close the oldest one that may give way; False if none may give way."""
+        """Add a new connection. At a limit, first close the oldest one that may give way; return False if none may."""
         address_max, most = (TLS_ADDRESS_MAX, TLS_CONNECTIONS_MAX) if has_tls else (ADDRESS_MAX, CONNECTIONS_MAX)
         own = [other for other in self._connections if other.address == newcomer.address]
         has_room = True

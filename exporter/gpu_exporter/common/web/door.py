@@ -47,7 +47,7 @@ class _Failures:
 
 
 class Doorkeeper:
-    """Checks Authorization headers. Used only in the thread of the loop; bcrypt runs in a separate thread."""
+    """Checks Authorization headers. Used only in the event loop's thread; bcrypt runs in a separate thread."""
 
     def __init__(self) -> None:
         self.task = Task("http-password")

@@ -1,4 +1,5 @@
-"""Accepted Host names, against DNS rebinding: a foreign page could let its own name lead here and read the answer.
+"""Checks the Host header against DNS rebinding: a foreign web page could let its own name lead here and read the
+answer.
 
 Such a name is always in the attacker's domain. It is never an address, a name without a dot, the name of a cluster's
 Service, or the name of this machine.

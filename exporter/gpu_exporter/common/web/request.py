@@ -1,4 +1,4 @@
-"""The head of a request, and the parts of it that decide the reply."""
+"""Parses the head of a request into the parts that decide the reply."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ class BadRequest(Exception):
 
 
 class Request(NamedTuple):
-    """`headers`: by name in lower case; `host` is taken from an absolute target. `keeps`: the client keeps the
-    connection open.
+    """One request, without a body.
+
+    `headers`: by name in lower case; `host` is taken from an absolute target. `keeps`: the client keeps the connection
+    open.
     """
 
     method: str
@@ -46,9 +48,9 @@ class Request(NamedTuple):
 
 
 def parse_head(head: bytes) -> Request:
-    """A request of HTTP/1.0 or 1.1, up to and including its empty line. Raises BadRequest.
+    """Parse a request of HTTP/1.0 or 1.1, up to and including its empty line. Raises BadRequest.
 
-    A request with a body is refused: no page needs a body, and the server would take the body for the next request.
+    A request with a body is refused: no page needs a body, and the server would parse the body as the next request.
     """
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
@@ -80,7 +82,7 @@ def parse_head(head: bytes) -> Request:
 
 
 def _quality(header: str, *names: str) -> float:
-    """The quality that an Accept header gives to the first of `names` that the header contains; 0 without one."""
+    """The quality (0 to 1) that an Accept header gives to the first of `names` that it contains; 0 without one."""
     found: dict[str, float] = {}
     for entry in header.split(","):
         name, *parameters = (part.strip().lower() for part in entry.split(";"))
@@ -96,7 +98,7 @@ def _quality(header: str, *names: str) -> float:
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
-    """`:9836`, `127.0.0.1:9836` or `[::1]:9836` to host and port. Raises ValueError."""
+    """Split `:9836`, `127.0.0.1:9836` or `[::1]:9836` into host and port. Raises ValueError."""
     host, separator, port = text.rpartition(":")
     if not separator or not port.isdecimal() or not port.isascii() or int(port) > 65535:
         raise ValueError(f"{text!r} is not [host]:port")

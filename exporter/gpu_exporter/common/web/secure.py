@@ -25,8 +25,8 @@ class Security:
     """The settings in use. `context`: None without TLS."""
 
     def __init__(self, path: Path, settings: WebSettings | None = None, before: WebSettings | None = None) -> None:
-        """`settings`: those of the file at `path`; by default the file is read now. `before`: the settings in use until
-        now. Raises WebConfigError.
+        """`settings`: parsed from the file at `path`; by default the file is read now. `before`: the settings in use
+        until now. Raises WebConfigError.
         """
         self._path = path
         settings = settings or read_settings(path, before)
@@ -52,9 +52,7 @@ class Security:
         return not (self.wants_password or has_certificate)
 
     def recall(self, authorization: str) -> bool | None:
-        """Whether this header is correct, if that is known or the header cannot be parsed; else None. Returns at
-        once.
-        """
+        """Whether this header is correct, as far as that is known without bcrypt; None if only bcrypt can tell."""
         known = self._tried.get(_digest(authorization))
         if known is None and self._parse(authorization) is None:
             return False
@@ -130,8 +128,8 @@ class Security:
 
 
 class WebConfig:
-    """The settings of a port while it is served. `security`: those in use. `problem`: why they differ from the file, ""
-    if they do not.
+    """The settings of a port while it is served. `security`: the settings in use. `problem`: why they differ from the
+    file; "" if they do not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,8 +140,8 @@ class WebConfig:
         self._seen = self._settled = self.security.settings.digest
 
     def turn(self) -> bool:
-        """Read the files again; true if `security` is new. A change is applied when two calls in a row have read the
-        same: a program may still be writing the file, or may not have written the next file yet.
+        """Read the files again; true if `security` is new. A change is applied only after two calls in a row have read
+        the same content, because a program may still be writing one of the files.
         """
         settings, found = None, ""
         try:

@@ -1,8 +1,8 @@
-"""HTTP server for bodies only. One thread serves all connections; a few workers render bodies that are not ready.
+"""The HTTP server. One thread serves all connections; a few workers render pages that are not ready.
 
 No client can block the others. Every step has a time limit, and every address a limit of connections and of CPU time.
-Above the limit of connections, the oldest waiting or stalled connection is closed. The thread of the loop never blocks,
-so it always answers probes.
+Above the limit of connections, the oldest waiting or stalled connection is closed. The event loop's thread never
+blocks, so it always answers probes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Site(Protocol):
     """The pages of a port."""
 
     def answer_at_once(self, request: Request) -> Reply | None:
-        """The reply if it needs no time (probes, errors, ready bodies), else None. Called in the thread of the loop."""
+        """The reply if it needs no time (probes, errors, ready pages), else None. Called in the event loop's thread."""
 
     def answer(self, request: Request) -> Reply:
         """The reply. Called in a worker. Any exception becomes status 500."""
@@ -101,13 +101,11 @@ class _Listener:
         self._budget = CpuBudget()
 
     def begin(self) -> None:
-        """Accept connections until `end`. Not a task, because a cancelled task would drop the connection that it waits
-        for.
-        """
+        """Accept connections until `end`. A callback does this, because cancelling a task could lose a connection."""
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        """Accept the next connection. It is counted before its handshake, because a client may never complete the
+        """Accept the next connection, and count it before its handshake, because a client may never complete the
         handshake.
         """
         try:
@@ -161,7 +159,7 @@ class _Listener:
 
     @staticmethod
     async def _close(connection: Connection) -> None:
-        """Close a connection. It is counted until its socket is closed, because a client may never read the rest or
+        """Close a connection. It counts until its socket is closed, because a client may never read the rest or
         acknowledge the end.
         """
         if connection.is_writing or connection.writer is None:

@@ -1,8 +1,8 @@
 """The file with the TLS and password settings of a port, in the format of Prometheus's own exporters.
 
-Format: github.com/prometheus/exporter-toolkit, docs/web-configuration.md. An unsupported setting is an error that names
-it: if it were ignored, the port would be more open than the file requires. For the same reason, a port in use loses no
-protection when the file changes: if a program is interrupted while it writes the file, the last part is missing.
+Format: github.com/prometheus/exporter-toolkit, docs/web-configuration.md. An unsupported setting is an error, because
+ignoring it would leave the port more open than the file requires. The last part of the file is missing if the program
+that writes it is interrupted. So a change of the file never reduces the protection of a port in use.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class WebConfigError(ValueError):
 
 
 class WebSettings(NamedTuple):
-    """The settings for a port after one look at its file.
+    """The settings of a port, from one reading of its files.
 
     `tls`, `users`: the sections. `named`: by key, the content of the files that `tls` names. `kept`: the keys whose
-    former setting remains in force, since the present one protects less. `digest`: of the content of all files.
+    former setting remains in force, since the new setting protects less. `digest`: of the content of all files.
     """
 
     tls: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Begins acts and completes them. In a fixed order, it updates the journal, notifies the owner, logs and counts.
+"""Begins acts and completes them: updates the journal, notifies the owner, logs and counts, in a fixed order.
 
 The journal entry is written before the act. Afterwards this process, or the next one after a crash, reads the live
 object and completes the entry. So no act is done twice, and every owner is notified.
@@ -48,7 +48,7 @@ class ActionObserver(Protocol):
 class Receipt(NamedTuple):
     """The proofs for an act, for the audit log.
 
-    `standing` is None if the site's setting `override` replaces the record.
+    `standing`: the record of the policy; None if the site's setting `override` replaces the record.
     """
 
     warned: Mapping[HolderName, Warned]

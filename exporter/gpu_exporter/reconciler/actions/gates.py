@@ -49,9 +49,10 @@ class Gates:
         return {name: warnings[name] for name in proposal.names}
 
     def object_to_record(self, proposal: Proposal) -> PolicyStanding | None:
-        """The record of the policies; None if the site's setting `override` replaces the record.
+        """Raise Refused unless the record of the policies allows an act. Returns the record; None if the site's setting
+        `override` replaces it.
 
-        Even with `override`, a group is left alone for the first hour after it became underused.
+        Even with `override`, a group keeps its GPUs for the first hour after it became underused.
         """
         for decision in proposal.decisions:
             needed_s = (decision.windows.underused_s if decision.windows is not None else 0.0) + REGRET_S

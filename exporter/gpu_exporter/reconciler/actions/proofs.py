@@ -50,7 +50,7 @@ class Warned(NamedTuple):
 class Alert(NamedTuple):
     """An alert about a holder.
 
-    `cluster`: its label. `warned`: None if it has no receiver, or if its start time is invalid.
+    `cluster`: the alert's label `cluster`. `warned`: None if the alert has no receiver, or an invalid start time.
     """
 
     name: HolderName
@@ -122,7 +122,7 @@ class Proofs:
         return found
 
     def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
-        """By holder, the pools of its GPUs, and for each pool the GPUs that others waited for during all of WAITED."""
+        """By holder and by pool of its GPUs, the number of GPUs that others waited for during all of WAITED."""
         demand: defaultdict[HolderName, dict[str, float]] = defaultdict(dict)
         clusters: set[str] = set()
         for of_these in restrict(names):
@@ -139,7 +139,7 @@ class Proofs:
         return demand
 
     def read_host_work(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, Work]]:
-        """The present activity of these holders on their hosts, by node; by the exporter's `instance` if `node` is
+        """What these holders now do on their hosts, by node, or by the exporter's `instance` if the label `node` is
         missing.
         """
         found: defaultdict[HolderName, dict[str, Work]] = defaultdict(dict)
@@ -192,7 +192,9 @@ class Proofs:
         }
 
     def _ask(self, query: str, clusters: Collection[str] = ()) -> list[VectorRow]:
-        """The rows. Raises AnswerError if the rows and `clusters` together name several clusters."""
+        """Run a query, return its rows. Raises AnswerError if the rows and `clusters` together name several
+        clusters.
+        """
         rows = parse_vector(
             self._fetch(self._prometheus.page("/api/v1/query"), {"query": query}, ANSWER_MAX, WITHIN_S), query
         )

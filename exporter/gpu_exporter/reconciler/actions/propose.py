@@ -1,8 +1,7 @@
 """Proposes acts on holders that are marked underused: one proposal for each target. Pure.
 
 A target is proposed only if it can be resumed, or if the site names it. A Deployment, a server or a pod without a
-controller is never proposed. A proposal names the target to read. Whether the act is allowed follows from the live
-target.
+controller is never proposed. A proposal only names the target: the live target later shows whether the act is allowed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Proposal(NamedTuple):
 
     @property
     def first(self) -> Decision:
-        """The first decision, for values that are equal in all of them."""
+        """The first decision, for values that all decisions have in common."""
         return self.decisions[0]
 
     @property

@@ -76,7 +76,7 @@ class PolicyStanding(NamedTuple):
 class Record:
     """The record of one site. A process reads it when it begins to decide.
 
-    As Observer, it counts the outcomes of its watches.
+    As OutcomeObserver, it counts the outcomes of its watches.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class Record:
         self._is_changed, self._saved_at = True, -math.inf  # monotonic
 
     def names(self) -> set[HolderName]:
-        """As DecisionLog."""
+        """See DecisionLog.names."""
         self._load()
         return self.watches.names()
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """As DecisionLog."""
+        """See DecisionLog.note."""
         self._load()
         if not self._is_loaded:
             return  # an existing record that could not be read must not be overwritten
@@ -129,17 +129,17 @@ class Record:
         self._save()
 
     def count_decision(self, account: Account) -> None:
-        """As Observer."""
+        """See OutcomeObserver.count_decision."""
         self._count(account, DECIDED)
         self._observer.count_decision(account)
 
     def count_outcome(self, account: Account, outcome: str) -> None:
-        """As Observer."""
+        """See OutcomeObserver.count_outcome."""
         self._count(account, outcome)
         self._observer.count_outcome(account, outcome)
 
     def count_dropped(self, what: str, number: int) -> None:
-        """As Observer. Logs at most once an hour."""
+        """See OutcomeObserver.count_dropped. Logs at most once an hour."""
         now = self._clock.monotonic()
         if now - self._said.get(what, -math.inf) >= HOUR_S:
             self._said[what] = now
@@ -413,8 +413,8 @@ def _pool(tenants: dict[str, PolicyStanding], regret_max: float) -> PolicyStandi
     """The record of all tenants together; None for fewer than TENANTS_MIN tenants. Each tenant counts for at most a
     fifth.
 
-    If the tenant with the largest share of regrets has too many, it is left out. So it cannot prevent acts on other
-    tenants.
+    The tenant with the largest share of regrets is left out if it has too many regrets. So it cannot prevent acts on
+    other tenants.
     """
     counted = dict(tenants)
     worst = max(counted, key=lambda tenant: (counted[tenant].regrets / counted[tenant].decisions, tenant), default="")

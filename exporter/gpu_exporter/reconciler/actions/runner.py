@@ -152,7 +152,7 @@ class ActionRunner:
         return self._parts.actors.get(proposal.first.name.scheduler)
 
     def _prove_target(self, proposal: Proposal, actor: Actor) -> tuple[Target, Mapping[HolderName, Decision]]:
-        """The object that the act would end, and new decisions on all its parts. Raises as _consider does."""
+        """The object that the act would end, and new decisions on its parts. Raises Refused, MarkError, AnswerError."""
         wall, began = self._clock.wall(), self._clock.monotonic()
         idle_s = wall - proposal.since_wall
         target = actor.read(proposal.target, proposal.namespace, self._verbs, idle_s, wall)

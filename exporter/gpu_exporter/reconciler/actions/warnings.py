@@ -42,7 +42,7 @@ class SeenWarnings:
         self._sights = {name: sight for name, sight in self._sights.items() if now - sight.last <= most_s}
 
     def note(self, warnings: Mapping[HolderName, Warned], asked: Collection[HolderName]) -> dict[HolderName, Warned]:
-        """The warnings of this check. Each starts when it was first seen without a gap since then.
+        """The warnings of this check. Each begins when this process first saw it after the last gap.
 
         `asked`: the holders that were checked.
         """

@@ -156,8 +156,8 @@ def idle_together(
     policy: Policy,
     usual_at: Callable[[float], float | None] = nothing_usual,
 ) -> Together | None:
-    """Finds too many GPUs that became idle at about the same time, e.g. because their storage failed; None if there are
-    not.
+    """The GPUs that became idle at about the same time, if there are too many of them, e.g. after a failure of their
+    storage; otherwise None.
 
     The limit is the smaller of two numbers: `policy.freeze_share` of the allocated GPUs, and `policy.freeze_usual`
     times the usual number at that hour. It is at least TOGETHER_MIN. The GPUs of the largest group do not count toward

@@ -3,9 +3,9 @@
 A group is a gang, or a single pod or job, so a Job of 64 pods is one decision. Decisions are counted instead of marks.
 So a dry run counts them too, and a site can judge a policy before the policy may write.
 
-If an idle run began after the decision, the run before it was ended by work or by unknown time. Two facts show which.
-Only work increases the longest gap of a holder. Unknown time ends a run only if it lasts longer than the time between
-two cycles.
+A new idle run after the decision shows that work or unknown time ended the old run. It was work if the longest gap of
+the holder has grown. It was also work if the break was shorter than the time between two cycles, because a short
+unknown time does not end a run.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Watch:
     """One group that became underused at `wall` (Unix seconds).
 
     `ended`: holders that are gone and did not work.
-    `quiet`: by holder, the last time at which all of its time since `wall` was observed as idle (Unix seconds); 0 if
-    the last observation does not show that.
+    `quiet`: by holder, how far it was observed as idle without a gap since `wall` (Unix seconds); 0 if the last
+    observation does not show that.
     `last`: by holder, the time of the last observed idle run (Unix seconds), and its length (seconds).
     """
 
@@ -103,7 +103,7 @@ class Watches:
         self._underused: dict[Key, frozenset[tuple[HolderName, str]]] | None = None
 
     def names(self) -> set[HolderName]:
-        """The holders that the next query must name, because a list of idle holders does not contain one that works."""
+        """The watched holders. The next query must name them, because a list of idle holders omits those that work."""
         return {name for watch in self.open.values() for name in watch.holders.keys() - watch.ended}
 
     @property
@@ -272,9 +272,7 @@ def _longest_gap(decision: Decision) -> float:
 
 
 def _worked(decision: Decision, watch: Watch, start: WatchStart) -> bool:
-    """Whether a unit of this holder worked after the watch began: its idle run ended, and unknown time is not the
-    reason.
-    """
+    """Whether a unit of this holder worked after the watch began: work, and not unknown time, ended the idle run."""
     gap_s = _longest_gap(decision)
     if gap_s > start.gap_s and gap_s + SLACK_S >= start.idle_s:
         return True

@@ -109,7 +109,7 @@ class Decision(NamedTuple):
         return self.name == asked or text in (str(self.name), self.name.name)
 
     def holds(self, given: int) -> bool:
-        """Whether the evidence covers all `given` GPUs that the scheduler assigned. Several replicas may be one GPU."""
+        """Whether the evidence covers all `given` GPUs of the scheduler. Replicas of one GPU count as one GPU."""
         if self.held is None:
             return False
         are_replicas = bool(self.units) and all(unit.is_shared for unit in self.units)
@@ -300,7 +300,7 @@ def _other_work(units: Sequence[UnitEvidence]) -> str:
 
 
 def merge_units(units: Sequence[UnitEvidence]) -> list[UnitEvidence]:
-    """One entry per GPU or MIG instance. If two sources report one unit, the more careful value counts."""
+    """One entry per GPU or MIG instance. Of two reports of one unit, the values that make a mark less likely count."""
     merged: dict[tuple[str, str], UnitEvidence] = {}
     for unit in units:
         key = (unit.uuid, unit.mig)

@@ -122,7 +122,7 @@ def _criteria(match: Match, holder: HolderEvidence, around: Surroundings | None)
 
 
 def _fit_all(patterns: Sequence[str], values: frozenset[str], what: str) -> bool | str:
-    """Whether the single value in the series fits. If the series have no value or several, returns a text."""
+    """Whether the one value in the series fits a pattern; the reason if the series have no value or several."""
     if len(values) != 1 or not min(values):
         return (
             NO_LABEL.format(what=what)

@@ -1,9 +1,9 @@
 """Adjusts decisions to the surroundings of their holders. Pure. Surroundings never raise a stage.
 
-First, each holder by itself. A holder that serves requests or is exempt is not marked. Its class or a wish of its owner
-may extend the windows. An annotation of another tool keeps it at `candidate`.
+First each holder is judged by itself. A holder that serves requests or is exempt is not marked. Its class or a wish of
+its owner may extend the windows. An annotation of another tool keeps it at `candidate`.
 
-Then gangs. The least idle member decides for all members.
+Then gangs are judged. The least idle member decides for all members.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _settle_alone(
 
 
 def _by_its_own(decision: Decision, holder: HolderEvidence, book: Rulebook) -> Decision:
-    """The decision on a holder without a mark, by its own policy, if metrics alone show which policy that is.
+    """Decide on an unmarked holder by its own policy, if metrics alone show which policy that is.
 
     So the reason contains the numbers of the holder's own policy. An idle run may be long enough for the loosest policy
     and too short for its own.
@@ -244,7 +244,7 @@ def _exempt(decision: Decision, exemption: Exemption) -> Decision:
 
 
 def _lowered(decision: Decision, stage: str, reason: str) -> Decision:
-    """The decision with another stage. The new stage is never higher."""
+    """The decision with another stage, which the caller chooses so that it is never higher."""
     windows = decision.windows
     needed_s = windows.needed_s(stage) if windows is not None else decision.needed_s
     since = decision.idle_since_wall if stage in LABELLED else None

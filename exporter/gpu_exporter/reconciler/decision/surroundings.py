@@ -50,7 +50,7 @@ class Reference(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As in the annotation `owner` of a mark: batch/v1/Job/train; `job 42`."""
+        """The name as in the annotation `owner` of a mark: batch/v1/Job/train; `job 42` for a job."""
         if not self.kind:
             return f"job {self.name}"
         return "/".join(part for part in (self.group, self.version, self.kind, self.name) if part)
@@ -59,7 +59,7 @@ class Reference(NamedTuple):
 class Surroundings(NamedTuple):
     """The surroundings of one holder.
 
-    `group`: its group as consumers name it, e.g. batch/v1/Job/train; "" for a single holder.
+    `group`: the title of its group, e.g. batch/v1/Job/train; "" for a single holder.
     `members`: all members of its gang, including the holder; empty for a single holder.
     `missing`: how many members of the gang do not exist yet.
     `kind`: its class, one of CLASSES. `kind_why`: the object or label that shows the class.
@@ -70,7 +70,7 @@ class Surroundings(NamedTuple):
     `owner_kinds`: the kinds of the controllers above it, each as KIND and as GROUP/KIND; Pod for no controller.
     `target`: the object that an act would end; None if the reconciler never acts on it.
     `possible`: the acts of ACTIONS that are possible on this target.
-    `shown`: its class if the label `class` is ignored.
+    `shown`: the class that it would have without the label `class`.
     """
 
     group: str = ""
@@ -112,7 +112,7 @@ class Surveyor(Protocol):
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
         """The surroundings of each of these holders at `wall` (Unix seconds). Raises nothing.
 
-        `fresh`: holders that are about to rise. Their surroundings are read again.
+        `fresh`: holders that are about to get a higher stage. Their surroundings are read again.
         """
 
     def read_fate(self, name: HolderName, incarnation: str) -> str:

@@ -1,8 +1,8 @@
-"""The target of an act, and the reasons to refuse the act. Both schedulers use it. It is read right before the act.
-Pure.
+"""The target of an act, and the reasons to refuse the act, for both schedulers. Pure.
 
-An act may end only members that were judged and observed as idle just before. So a target lists every member that the
-act would end, with or without GPUs. Anything unknown about the target prevents the act.
+The target is read right before the act. An act may end only members that were judged and observed as idle just before.
+So a target lists every member that the act would end, with or without GPUs. Anything unknown about the target prevents
+the act.
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ def place(reference: Reference, namespace: str) -> str:
 def why_not(
     target: Target, decisions: Mapping[HolderName, Decision], verbs: Collection[str], notes: Collection[str]
 ) -> Skipped | None:
-    """Why no act on a target is allowed; None if every member that it would end is underused or has no GPU.
+    """Why no act on a target is allowed; None if every member that the act would end is underused or has no GPU.
 
     `decisions`: on holders that are marked underused.
-    `verbs`: those of ACTIONS that the site allows.
+    `verbs`: the acts of ACTIONS that the site allows.
     `notes`: notes of the acts in the reconciler's journal.
     """
     if target.obstacle is not None:

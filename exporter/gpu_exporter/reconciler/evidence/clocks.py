@@ -25,7 +25,8 @@ def describe_disagreement(ahead_s: float, whose: str, most_s: float = APART_MAX_
 
 
 def ahead_of(moment: float, earliest: float, latest: float, resolution_s: float = 0.0) -> float:
-    """By how many seconds the reconciler's clock is ahead at least; negative if it is behind; 0 if both may agree.
+    """The least number of seconds by which the reconciler's clock is ahead; negative if it is behind; 0 if both may
+    agree.
 
     `moment`: the time of the other clock, rounded down to `resolution_s`. It was read while the reconciler's clock
     showed a time between `earliest` and `latest`. All are Unix seconds.

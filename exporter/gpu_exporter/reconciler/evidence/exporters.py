@@ -1,7 +1,7 @@
 """Reads evidence from the exporters themselves, without Prometheus.
 
-The gauge of the idle run contains the history of activity. For the coverage, one sample of the counters per minute is
-kept for each allocation (coverage.py).
+One reading shows how long a unit has been idle, because the exporter counts idle runs. Only the coverage needs older
+values: one sample of the counters per minute is kept for each allocation (coverage.py).
 """
 
 from __future__ import annotations
@@ -113,12 +113,12 @@ class ExporterSource:
         return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden))
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
-        """As EvidenceSource. Reads every exporter in any case."""
+        """See EvidenceSource.read_holders. Reads every exporter, even for few holders."""
         evidence = self.read_evidence(names)
         return evidence._replace(holders=tuple(each for each in evidence.holders if each.name in names))
 
     def find_holders(self, unit_of: Callable[[Mapping[str, str], str], str]) -> Collection[tuple[HolderName, str]]:
-        """As ExplainingSource. Reads every exporter in any case."""
+        """See ExplainingSource.find_holders. Reads every exporter."""
         found = (
             (series.labels, unit_of(series.labels, address.place))
             for address, page in self._read_pages().items()
@@ -129,24 +129,24 @@ class ExporterSource:
         return sorted({(holder_name(labels), unit) for labels, unit in found if unit})
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
-        """As ExplainingSource. Always empty, because exporters keep no past values of their counters."""
+        """See ExplainingSource.read_other_activity. Always empty, because exporters keep no past values."""
         return {}
 
     def read_waiting(self, name: HolderName) -> Mapping[str, float]:
-        """As ExplainingSource. Always empty, because exporters do not know which pods or jobs wait."""
+        """See ExplainingSource.read_waiting. Always empty, because exporters do not know the waiting pods and jobs."""
         return {}
 
     def read_gaps(self) -> Sequence[str]:
-        """As ExplainingSource: empty, since exporters that do not answer are problems of the evidence."""
+        """See ExplainingSource.read_gaps. Always empty: Evidence.problems already lists silent exporters."""
         return ()
 
     def read_last_seen(self, name: HolderName) -> float | None:
-        """As ExplainingSource: None, since an exporter has no past."""
+        """See ExplainingSource.read_last_seen. Always None, because exporters keep no past values."""
         return None
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """As ExplainingSource, from the status of the exporters of these units. Exporters without an answer are left
-        out.
+        """See ExplainingSource.read_use. Reads the status pages of these units' exporters. Exporters without an answer
+        are left out.
         """
         nodes, uuids = {unit.node for unit in units}, {unit.uuid for unit in units}
         addresses = [address for address in self._addresses if address.place in nodes]
@@ -231,7 +231,7 @@ class ExporterSource:
         )
 
     def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:
-        """The value on the page. If it is missing, the last value, if that is at most HOST_KEEP_S old."""
+        """The value on the page, else the last known value if it is at most HOST_KEEP_S old, else None."""
         place = (*key, name)
         if name in values:
             self._host[place] = wall, values[name]

@@ -19,8 +19,9 @@ OVERLAP_S = 600.0  # of the past that is asked for again in each cycle
 
 
 class Pause(NamedTuple):
-    """`now`: the reason of the present pause, "" without one. `until_wall`: end of the last pause (Unix seconds), or
-    None.
+    """The present and the last pause.
+
+    `now`: the reason of the present pause, "" without one. `until_wall`: end of the last pause (Unix seconds), or None.
     """
 
     now: str = ""

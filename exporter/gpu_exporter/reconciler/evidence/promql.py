@@ -185,19 +185,19 @@ class PromQLSource:
         return self._absence[1]
 
     def read_gaps(self) -> Sequence[str]:
-        """As ExplainingSource."""
+        """See ExplainingSource.read_gaps."""
         self._until = time.monotonic() + EVIDENCE_S
         gaps = absence.explain_gaps(self.query, self._matcher, self._clock.wall(), self._candidate_after_s)
         return [str(gap) for gap in gaps]
 
     def read_last_seen(self, name: HolderName) -> float | None:
-        """As ExplainingSource."""
+        """See ExplainingSource.read_last_seen."""
         self._until = time.monotonic() + EVIDENCE_S
         found = (absence.last_seen(self.query, self.select("gpu_allocation_info", one)) for one in _matchers_of(name))
         return next((wall for wall in found if wall is not None), None)
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
-        """As EvidenceSource."""
+        """See EvidenceSource.read_holders."""
         wall = self._clock.wall()
         self._until = time.monotonic() + EVIDENCE_S
         pause = self._pauses.read(self.query, wall) if self._pauses is not None else Pause()
@@ -257,14 +257,14 @@ class PromQLSource:
         return tuple(holder.evidence(name)._replace(counts_from=pause.until_wall) for name, holder in holders.items())
 
     def find_holders(self, unit_of: Callable[[Mapping[str, str], str], str]) -> Collection[tuple[HolderName, str]]:
-        """As ExplainingSource. Reads one series for each allocation."""
+        """See ExplainingSource.find_holders. Reads one series for each allocation."""
         self._until = time.monotonic() + EVIDENCE_S
         rows = [row.labels for row in self.query(self.select("gpu_allocation_info")) if not is_hidden(row.labels)]
         found = ((labels, unit_of(labels, labels.get("instance", ""))) for labels in rows)
         return sorted({(holder_name(labels), unit) for labels, unit in found if unit})
 
     def read_waiting(self, name: HolderName) -> Mapping[str, float]:
-        """As ExplainingSource, from the recording rules of the fleet."""
+        """See ExplainingSource.read_waiting. Reads the recording rules of the fleet."""
         self._until = time.monotonic() + EVIDENCE_S
         clusters = cluster_matchers(self._matcher)
         found: dict[str, float] = {}
@@ -279,8 +279,8 @@ class PromQLSource:
         return found
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """As ExplainingSource, with the texts of the table of meanings. The time begins with the youngest of `units`,
-        since an earlier holder of these GPUs may have had the same name.
+        """See ExplainingSource.read_use. Uses the texts of meanings.py. Means begin when the youngest of `units` was
+        allocated, since an earlier holder of these GPUs may have had the same name.
         """
         self._until = time.monotonic() + EVIDENCE_S
         rows: list[VectorRow] = []
@@ -297,7 +297,7 @@ class PromQLSource:
         return collect_use(rows, sums, f"in the last {describe_duration(over_s)}")
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
-        """As ExplainingSource, for at most EXPLAINED_MAX GPUs."""
+        """See ExplainingSource.read_other_activity. Reads at most EXPLAINED_MAX GPUs."""
         self._until = time.monotonic() + EVIDENCE_S
         wanted = f'uuid=~"{"|".join(map(literal, sorted(uuids)[:EXPLAINED_MAX]))}"'
         found: dict[tuple[str, str], dict[str, float]] = {}
@@ -353,8 +353,8 @@ class PromQLSource:
         return facts, growth, self._host_work(wanted)
 
     def _host_work(self, wanted: str) -> list[VectorRow]:
-        """For every holder above the limits, the used share of its CPUs. If only its disk traffic is above the limit,
-        the traffic.
+        """The work on the host of every holder above a limit: the used share of its CPUs, or its disk traffic if only
+        that is above the limit.
         """
         if self._host is None:
             return []
@@ -408,7 +408,7 @@ class PromQLSource:
         return shares
 
     def _resolve(self, marked: Collection[HolderName]) -> set[HolderName]:
-        """The names; and for jobs with an id such as 3010_1 or 3011+1, also Slurm's own id."""
+        """These names, and Slurm's own id for each job with an id such as 3010_1 or 3011+1."""
         names = set(marked)
         for name in marked:
             if name.scheduler != "slurm" or whole(name.name, WHOLE_MAX) is not None:
@@ -420,7 +420,7 @@ class PromQLSource:
         return names
 
     def select(self, metric: str, *wanted: str) -> str:
-        """As Asked."""
+        """See Asked.select."""
         return f"{metric}{{{','.join(part for part in (self._matcher, *wanted) if part)}}}"
 
     def _compare_clocks(self) -> None:
@@ -434,7 +434,7 @@ class PromQLSource:
                 raise AnswerError(fault)
 
     def query(self, query: str, most_bytes: int = MOST_BYTES, at: float | None = None) -> list[VectorRow]:
-        """As Asked, within the time limit of a cycle. `most_bytes`: limit of the answer."""
+        """See Asked.query. Keeps the time limit of a cycle. `most_bytes`: limit of the answer."""
         left_s = self._until - time.monotonic()
         if left_s <= 0.0:
             raise AnswerError(f"{self._address}: the evidence of a cycle took longer than {EVIDENCE_S:g} s")
@@ -458,7 +458,7 @@ def _by_unit(facts: Facts, fact: str) -> dict[UnitKey, float]:
 
 
 def _more_careful(metric: str, rows: Iterable[VectorRow]) -> dict[UnitKey, float]:
-    """The value of each unit. If a unit has two series, the more careful value."""
+    """The value of each unit. If a unit has two series, the value that makes a mark less likely."""
     worst = MORE_CAREFUL[metric]
     values: dict[UnitKey, float] = {}
     for row in rows:

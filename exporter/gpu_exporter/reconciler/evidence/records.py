@@ -69,11 +69,11 @@ class PublishedCause(NamedTuple):
 
 
 class UnitUse(NamedTuple):
-    """The use of one GPU or MIG instance by a holder, for people.
+    """How a holder uses one GPU or MIG instance, for people.
 
     `state`: the state from the diagnosis; "" if it is not known.
     `now`: utilization now, 0 to 1. `mean`: the mean over the time in `over`.
-    `peak`: the most memory that it used in this time (bytes). `memory`: the memory of its GPU (bytes).
+    `peak`: the most memory that the holder used in this time (bytes). `memory`: the memory of the GPU (bytes).
     Each number is None if it is not known.
     """
 
@@ -142,12 +142,12 @@ class HolderEvidence(NamedTuple):
     """The evidence on one holder.
 
     `held`: how many units it holds in total, as its scheduler counts them; None if this is not known.
-    `incarnations`: the pod UIDs in its series, which must be a single one; empty for jobs, which are identified by
-    their start.
+    `incarnations`: the pod UIDs in its series. More than one makes the holder `unknown`. Empty for jobs, which are
+    identified by their start.
     `users_id`: for array tasks and components of heterogeneous jobs, the id that users write, e.g. 3010_1; "" for all
     others.
-    `clusters`: the Slurm clusters in its series, which must be a single one; "" for a series without a cluster; empty
-    for pods. Every cluster counts its jobs from 1, so one id may mean two jobs.
+    `clusters`: the Slurm clusters in its series; "" for a series without a cluster; empty for pods. More than one makes
+    the holder `unknown`: every cluster counts its jobs from 1, so one id may mean two jobs.
     `counts_from`: idle time before this time (Unix seconds) does not count because of a pause; None if all idle time
     counts.
     `facts`: for each of FACTS, the values in its series, normally one; "" for a series without the label.
@@ -165,7 +165,7 @@ class HolderEvidence(NamedTuple):
 
 
 def pools_of(holder: HolderEvidence) -> frozenset[str]:
-    """The pools of its GPUs, as other holders would request them: the resource of a pod, the partition of a job."""
+    """The pools of a holder's GPUs: for a pod the resources that it requested, for a job its partitions."""
     return holder.facts.get("partition" if holder.name.scheduler == "slurm" else "resource", frozenset()) - {""}
 
 
@@ -199,9 +199,7 @@ class Evidence(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """GPUs that jobs wait for, by partition. `pending`: all of them. `counted`: those that count when an act needs
-    demand.
-    """
+    """GPUs that jobs wait for, by partition. `pending`: all of them. `counted`: the part that can justify an act."""
 
     pending: Mapping[str, float]
     counted: Mapping[str, float]
@@ -217,7 +215,7 @@ class EvidenceSource(Protocol):
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         """The present evidence. Raises AnswerError.
 
-        `marked`: holders that are always included. A job may have the id that its users write.
+        `marked`: holders that are always included. A job may be named by the id that users write, e.g. 3010_1.
         """
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
@@ -304,7 +302,7 @@ def users_id_of(labels: Mapping[str, str]) -> str:
 
 @dataclass(slots=True)
 class Gathered:
-    """Collects the series of one holder row by row. If two rows differ, the more careful value counts."""
+    """Collects the series of one holder. If two rows differ, the value that makes a mark less likely counts."""
 
     owner: str = ""
     users_id: str = ""

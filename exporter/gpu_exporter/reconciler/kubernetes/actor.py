@@ -41,11 +41,11 @@ class PodActor:
         self._events = EventWriter(api, instance)
 
     def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
-        """As Actor."""
+        """See Actor.read."""
         return self._reader.read(reference, namespace, verbs, idle_s, wall)
 
     def rehearse(self, target: Target) -> None:
-        """As Actor."""
+        """See Actor.rehearse."""
         lever: Lever = target.live
         would = self._patch(lever, f"{target.verb} soon", dry_run="All")
         if not _is_set(would, lever.path, lever.value):
@@ -53,25 +53,25 @@ class PodActor:
             raise Refused("refused", f"the API server drops {field} of {lever.kind}: its definition has no such field")
 
     def open_entry(self, target: Target, ident: str, wall: float) -> Entry:
-        """As Actor."""
+        """See Actor.open_entry."""
         lever: Lever = target.live
         note = f"{target.verb} {timestamp(wall)} {ident}"
         where = target.reference, lever.reference
         return Entry(ident, wall, self.scheduler, target.namespace, target.verb, *where, note, undo=target.undo)
 
     def act(self, target: Target, entry: Entry) -> None:
-        """As Actor."""
+        """See Actor.act."""
         self._patch(target.live, entry.note)
 
     def look(self, entry: Entry) -> str:
-        """As Actor."""
+        """See Actor.look."""
         found = self._read(entry.lever, entry.namespace)
         if found is None or found["metadata"]["uid"] != entry.lever.uid:
             return GONE
         return DONE if _is_set(found, *_setting(entry)) else NOT_DONE
 
     def tell(self, entry: Entry, text: str) -> None:
-        """As Actor."""
+        """See Actor.tell."""
         target = entry.target
         regarding = {
             "apiVersion": f"{target.group}/{target.version}",

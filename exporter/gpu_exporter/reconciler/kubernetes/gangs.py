@@ -76,7 +76,7 @@ def _names(metadata: Mapping[str, Any]) -> list[Key]:
 
 
 def unnamed_gang(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> str:
-    """The label or annotation that makes a pod a member of a gang whose other members are not known; "" for none.
+    """The label or annotation that shows that a pod belongs to a gang of unknown members; "" for none.
 
     If the pod's own controller is not in LOOSE, that controller defines the gang. The group name of one scheduler does
     not identify the gang of another scheduler.

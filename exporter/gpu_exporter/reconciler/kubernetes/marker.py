@@ -93,7 +93,7 @@ class PodMarker:
 
     @property
     def odd(self) -> Mapping[tuple[str, str], int]:
-        """As Marker."""
+        """See Marker.odd."""
         return self.api.odd
 
     def survey(
@@ -102,7 +102,7 @@ class PodMarker:
         return self._surveyor.survey(names, fresh, wall)
 
     def read_fate(self, name: HolderName, incarnation: str) -> str:
-        """As Surveyor. A pod that ended by itself exists for a while, with a phase that shows its end."""
+        """See Surveyor.read_fate. A pod that ended by itself exists for a while, with a phase that shows its end."""
         try:
             pod = self._read(name)
         except (Refused, OddAnswer):
@@ -273,7 +273,7 @@ class PodMarker:
 
 
 def object_to_odd(pod: Mapping[str, Any]) -> None:
-    """Raise Refused for a pod of which only the metadata was read."""
+    """Raise Refused for a pod if only its metadata could be read."""
     if (pod.get("status") or {}).get("phase") == PENDING:
         raise Refused("not_running", "the pod has not started, or is starting again")
     if pod.get(ODD_KEY):
@@ -281,7 +281,7 @@ def object_to_odd(pod: Mapping[str, Any]) -> None:
 
 
 def trim_marked(pod: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The used fields of a pod with the mark label; None if the reconciler did not set the label."""
+    """Reduce a pod with the mark label to the fields that are used; None if the reconciler did not set the label."""
     return None if is_foreign(pod) else trim_pod(pod)
 
 

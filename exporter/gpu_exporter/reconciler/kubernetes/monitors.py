@@ -1,5 +1,7 @@
-"""Why the Prometheus operator does not scrape the exporters: their PodMonitor or ServiceMonitor, and what Prometheus
-selects. Read only; the reconciler's service account has no right to it, an administrator's kubeconfig has.
+"""Explains why the Prometheus operator does not scrape the exporters, from their monitors and what Prometheus selects.
+
+Monitors are objects of kind PodMonitor or ServiceMonitor. Reading them needs an administrator's kubeconfig: the
+reconciler's service account has no right to them. Writes nothing.
 """
 
 from __future__ import annotations
@@ -64,9 +66,7 @@ def _keep(found: Json) -> Json:
 
 
 def _lacks(kind: str, monitor: Json, server: Json) -> str:
-    """The labels that this Prometheus selects and the monitor lacks; "" if it has them all. matchExpressions are not
-    judged.
-    """
+    """The labels that this Prometheus selects and the monitor lacks; "" if it lacks none. Ignores matchExpressions."""
     field = KINDS[kind][1]
     selector: Any = server[field]
     if selector is None:  # unlike an empty one, it selects nothing (API of the Prometheus operator)

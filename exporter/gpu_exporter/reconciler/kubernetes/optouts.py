@@ -1,8 +1,8 @@
 """Reads the wishes of pod owners in annotations: to keep idle GPUs for some time, or to be judged later. Pure.
 
-The nearest wish counts: first that of the pod, then those of its controllers, nearest first, then that of its
-namespace. A wish that has ended is ignored, so a longer wish further up still counts. A wish that cannot be read has no
-effect, except that it keeps the pod at `candidate`, because its owner requested something.
+The nearest wish counts: on the pod, then on its controllers from the nearest to the highest, then on its namespace. A
+wish that has ended is ignored, so a longer wish further up still counts. A wish that cannot be read has no effect,
+except that it keeps the pod at `candidate`, because its owner requested something.
 
 The API server records in managedFields when an annotation was set. Without this record, the creation time of the object
 counts. Clients can write the record, so a time in the future is ignored.
@@ -41,7 +41,7 @@ class OptOut(NamedTuple):
     ceiling: str = ""
 
     def also(self, other: OptOut) -> OptOut:
-        """This wish, completed by another one. Its own exemption takes precedence. The ceilings are joined."""
+        """This wish with additions from another one: its exemption if this wish has none, and its ceiling."""
         ceiling = "; ".join(filter(None, (self.ceiling, other.ceiling)))
         return self._replace(exemption=self.exemption or other.exemption, ceiling=ceiling)
 

@@ -49,7 +49,7 @@ class Link(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The title for people, as consumers write it: batch/v1/Job/train."""
+        """The title for people: batch/v1/Job/train."""
         return f"{self.api_version}/{self.kind}/{self.name}"
 
     @property
@@ -83,7 +83,7 @@ class Owner(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The title for people, as consumers write it: batch/v1/Job/train."""
+        """The title for people: batch/v1/Job/train."""
         return self.link.title
 
 
@@ -198,21 +198,21 @@ class Owners:
         self._parents: Parents = {}
 
     def look(self, namespace: str, until: float = math.inf) -> OwnerLook:
-        """Begin to look at one namespace. After `until` (monotonic seconds) the look reads nothing more."""
+        """Begin to read the owners in one namespace. After `until` (monotonic seconds) nothing more is read."""
         if len(self._parents) >= PARENTS_MAX:
             self._parents = {}
         return OwnerLook(self._api, self._clock, self.kinds, namespace, self._parents, until)
 
 
 class OwnerLook:
-    """One look at one namespace. It reads each owner once, within the limits.
+    """One reading of the owners in one namespace. Reads each owner once, within the limits.
 
-    It keeps the answers, so only the next look finds a kind that is installed later. Its calls raise MarkError only if
-    the API server is throttling (429); `place` also raises it for any failed request.
+    It keeps the answers, so only the next reading finds a kind that is installed later. `place` raises MarkError for
+    any failed request, the other calls only if the API server is throttling (429).
     """
 
     def __init__(self, api: Api, clock: Clock, kinds: Kinds, namespace: str, parents: Parents, until: float) -> None:
-        """`parents`: by namespace and reference, the controllers of owners that earlier looks have read."""
+        """`parents`: by namespace and reference, the controllers of owners that were read earlier."""
         self._api = api
         self._clock = clock
         self._kinds = kinds
@@ -350,7 +350,7 @@ class OwnerLook:
         return Unread(link, KIND, f"{link.title}: the API server serves no such namespaced kind")
 
     def _discover(self, version: str) -> Mapping[str, str] | None:
-        """The resources of a group and version, requested once per look; None above the limit. Raises MarkError."""
+        """The resources of a group and version, requested once; None above the limit of requests. Raises MarkError."""
         if version not in self._tables:
             if self._discoveries_left <= 0:
                 return None

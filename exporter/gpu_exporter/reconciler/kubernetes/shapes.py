@@ -31,7 +31,7 @@ Wanted: TypeAlias = Mapping[str, int] | None  # pods by role; None where they ca
 
 
 class Found(NamedTuple):
-    """An object on which an act is possible, as it was read. `between`: the objects between it and its pods, by UID."""
+    """An object on which an act is possible, as it was read. `between`: by UID, the objects between it and its pods."""
 
     target: Json
     between: Mapping[str, Json]
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
     `wants`: the pods that the object keeps running now, by role, given the object and the objects between.
     `role`: the role of a pod, given the labels of the pod and of its controller.
     `adopts`: whether the object would adopt a pod with these labels and no controller.
-    `shares_name`: the object's controller selects an object between by its name, even if that one has another owner.
+    `shares_name`: the object's controller finds an object between by its name, even if that has another owner.
     `rest`: the path of the field that suspends or stops the object.
     `verbs`: the possible acts on the object, from ACTIONS.
     """
@@ -78,7 +78,7 @@ def match(chain: Sequence[Link]) -> tuple[Shape, int] | None:
 
 
 def one_role(labels: Mapping[str, Any], owner_labels: Mapping[str, Any]) -> str:
-    """The role of a pod of a kind whose pods are all alike."""
+    """The role of each pod, for a kind whose pods are all alike."""
     return ""
 
 
@@ -91,7 +91,7 @@ def _job_wants(found: Found) -> Wanted:
 
 
 def _jobset_wants(found: Found) -> Wanted:
-    """By replicated job: the pods that its existing Jobs want, plus all pods of its Jobs that do not exist yet."""
+    """By replicated job: the pods that the JobSet's existing Jobs want, plus all pods of Jobs that do not exist yet."""
     wanted: Counter[str] = Counter()
     there: Counter[str] = Counter()
     for job in found.between.values():
@@ -117,7 +117,7 @@ def _replicated(owner: Json) -> str:
 
 
 def _replicas_of(field: str) -> Callable[[Found], Wanted]:
-    """`wants` of a Kubeflow kind. `field`: the field of its spec that contains the replicas."""
+    """Make the function `wants` of a Kubeflow kind. `field`: the field of the spec that contains the replicas."""
 
     def wants(found: Found) -> Wanted:
         specs = _mapping(_spec(found.target).get(field))

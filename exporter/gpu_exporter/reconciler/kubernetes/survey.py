@@ -1,7 +1,7 @@
 """Reads the surroundings of pods with a few requests for each namespace that has idle pods.
 
-A namespace is read again if a pod in it is about to rise, and otherwise at most once in VIEW_S. So the number of
-requests grows with the number of transitions, and not with the number of holders.
+A namespace is read again if a pod in it is about to get a higher stage, and otherwise at most once in VIEW_S. So the
+number of requests grows with the number of stage changes, and not with the number of holders.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PodSurveyor:
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
-        """As Surveyor."""
+        """See Surveyor.survey."""
         now = self._clock.monotonic()
         wanted: dict[str, set[str]] = {}
         for name in names:

@@ -108,7 +108,7 @@ class TargetReader:
         self._resources = resources
 
     def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
-        """As Actor."""
+        """See Actor.read."""
         until = self._clock.monotonic() + WITHIN_S
         look = self._owners.look(namespace, until)
         link = Link(f"{reference.group}/{reference.version}", reference.kind, reference.name, reference.uid)
@@ -219,8 +219,8 @@ class TargetReader:
     def _sort(
         self, pods: _Pods, look: OwnerLook, link: Link, shape: Shape, found: Json
     ) -> tuple[list[tuple[Json, PodView]], dict[str, Json], list[str], list[str]]:
-        """Sort the pods. Returns the members, each with its controller; the objects between, by UID; strangers; and
-        unread objects.
+        """Sort the pods. Returns the members, each with its controller; the objects between members and target, by UID;
+        strangers; and unread objects.
         """
         members: list[tuple[Json, PodView]] = []
         between: dict[str, Json] = {}

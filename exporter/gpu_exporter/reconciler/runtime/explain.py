@@ -28,7 +28,9 @@ SHOWN_MAX = 8  # holders among which one has to be named
 
 
 class ExplainRequest(NamedTuple):
-    """`holder`: the holder to explain, in one of FORMS.
+    """The question: which holder to explain, and how.
+
+    `holder`: the holder to explain, in one of FORMS.
     `form`: table or json.
     `audit`: file with the history of marks, None for no history.
     """
@@ -123,7 +125,7 @@ def _say_last_seen(source: ExplainingSource, names: Sequence[HolderName]) -> str
 
 
 def _say_nearest(source: ExplainingSource, holder: str) -> str:
-    """The holder with the most similar name; "" if there is none."""
+    """The holder with the most similar name; "" if no name is similar."""
     try:
         found = {name for name, _ in source.find_holders(lambda labels, _host: labels.get("uuid", ""))}
     except AnswerError:
@@ -155,7 +157,7 @@ def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivi
 
 
 def _read_use(source: ExplainingSource, decision: Decision, policy: Policy) -> UseOfUnits:
-    """The use of its units with a recent sample: Prometheus returns the last values of a node that has gone silent."""
+    """How the holder uses its units, without units whose last sample is old, since their node may be silent now."""
     try:
         found = source.read_use(decision.name, decision.units)
     except AnswerError as exc:
@@ -166,7 +168,7 @@ def _read_use(source: ExplainingSource, decision: Decision, policy: Policy) -> U
 
 
 def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, float]:
-    """GPUs of its pools that others wait for. Queried only for a holder that uses its GPUs badly."""
+    """By pool, the GPUs that others wait for. Queried only for a holder that uses its GPUs badly."""
     if decision.stage not in LABELLED and not any(unit.causes for unit in decision.units):
         return {}
     try:

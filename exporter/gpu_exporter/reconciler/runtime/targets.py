@@ -129,7 +129,7 @@ def build_markers(policy: Policy, targets: Targets) -> list[Marker]:
 
 
 def build_preview(policy: Policy, targets: Targets) -> Preview:
-    """For a dry run: the available markers, which only read.
+    """The preview for a dry run, with all available markers. It only reads.
 
     Raises ValueError and MarkError if a requested scheduler is not available.
     """
@@ -153,10 +153,10 @@ def build_lease(kubeconfig: str, place: str) -> Lease:
 
 
 def build_record_place(kubeconfig: str, lease: str, directory: Path | None) -> TextPlace | None:
-    """The place where the record of decisions survives a restart: files of a directory, otherwise a second Lease beside
-    the one at NAMESPACE/NAME. None if neither is given.
+    """The place where the record of decisions survives a restart; None without a directory and a Lease.
 
-    Raises ValueError, OSError, MarkError.
+    The place is a directory, or else a second Lease beside the Lease at NAMESPACE/NAME. Raises ValueError, OSError,
+    MarkError.
     """
     if directory is not None:
         return TextFiles(directory)

@@ -1,6 +1,6 @@
 """Requeues jobs whose owners allow it. Cancels other jobs if the site allows that.
 
-`scontrol requeue` and `scancel` take the id of a job, but cannot select a certain run of it. So the job is read right
+`scontrol requeue` and `scancel` take the id of a job, but cannot select one run of the job. So the job is read right
 before the command. A note about the act is first written into the job's mark, and read back. If the process ends before
 the command, the note remains, and no second command is given while the mark remains.
 
@@ -41,7 +41,7 @@ class JobActor:
         self._run = run
 
     def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
-        """As Actor."""
+        """See Actor.read."""
         jobs = self._marker.recent_jobs()
         components = _components(jobs, reference.name)
         if not components:
@@ -61,17 +61,17 @@ class JobActor:
         )
 
     def rehearse(self, target: Target) -> None:
-        """As Actor. There is nothing to check, because Slurm obeys the command or reports an error."""
+        """See Actor.rehearse. There is nothing to check, because Slurm obeys the command or reports an error."""
 
     def open_entry(self, target: Target, ident: str, wall: float) -> Entry:
-        """As Actor."""
+        """See Actor.open_entry."""
         components: Sequence[LiveJob] = target.live
         lever = target.reference._replace(uid=components[0].incarnation)
         note = f"{target.verb}@{timestamp(wall)}.{ident}"
         return Entry(ident, wall, self.scheduler, "", target.verb, target.reference, lever, note, undo=target.undo)
 
     def act(self, target: Target, entry: Entry) -> None:
-        """As Actor."""
+        """See Actor.act."""
         before: Sequence[LiveJob] = target.live
         now = self._read_again(before)
         holding = [job for job in now if _holds_gpus(job)]
@@ -93,7 +93,7 @@ class JobActor:
             self._run("scancel", "--state=RUNNING", first.leader or first.target)
 
     def look(self, entry: Entry) -> str:
-        """As Actor. Slurm lists a job for some minutes after its end."""
+        """See Actor.look. Slurm lists a job for some minutes after its end."""
         try:
             job = self._marker.read(entry.target.name, ended=True)
         except Refused:
@@ -105,7 +105,7 @@ class JobActor:
         return NOT_DONE if job.runs and acted_on(job) != entry.note else UNCLEAR
 
     def tell(self, entry: Entry, text: str) -> None:
-        """As Actor. There is nothing to do, because the mark contains the note, and sacct shows the mark."""
+        """See Actor.tell. There is nothing to do, because the mark contains the note, and sacct shows the mark."""
 
     def _verb(self, components: Sequence[LiveJob], verbs: Sequence[str]) -> tuple[str, str]:
         """The act, and in words how the job can run again."""

@@ -32,10 +32,10 @@ FINISHED = frozenset(
 
 
 class LiveJob(NamedTuple):
-    """The used fields of one job.
+    """The fields of one job that the reconciler uses.
 
-    `target`: its name for scontrol. The job id is not enough: for one task of an array or one component of a
-    heterogeneous job, the same id names the whole.
+    `target`: its name for scontrol. The job id is not enough: for a task of an array or a component of a heterogeneous
+    job, scontrol takes the id to mean the whole array or job.
     `start`: Unix seconds, 0 while unknown.
     `text`: the text of its mark, otherwise the content of `field`.
     `field`: the field for a mark; "" if all usable fields contain other texts.
@@ -86,7 +86,7 @@ class LiveJob(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether it can work. It cannot if its state has a flag such as COMPLETING."""
+        """Whether the job can work. A flag of its state such as COMPLETING means that it cannot."""
         return self.state == "RUNNING"
 
     @property
@@ -117,7 +117,7 @@ def parse_jobs(
 ) -> list[LiveJob]:
     """The jobs in the output of `squeue --json`. A malformed job does not affect the others.
 
-    `fields`: those of FIELDS that may carry a mark, the best first.
+    `fields`: the fields of FIELDS that may carry a mark, the best first.
     `denied`: fields that the reconciler may not write. It does not change marks there.
     `report`: called with the number of malformed jobs.
     Raises ValueError.
@@ -202,7 +202,7 @@ def _given(row: dict[str, Any]) -> tuple[int | None, bool, bool]:
 
 
 def _dependencies(text: str) -> frozenset[str]:
-    """Ids of the jobs for whose end a job waits. `after` does not count, because it waits for a start."""
+    """Ids of the jobs that must end before this job starts. `after` is left out, because it waits for a job's start."""
     parts = (part for part in re.split("[,?]", text) if not part.startswith("after:"))
     return frozenset(job for part in parts for job in DEPENDS_ON.findall(part))
 

@@ -1,10 +1,9 @@
-"""Marks on Slurm jobs: a line of text in AdminComment. If this field is in use or denied: in Extra (since 23.02) or
-Comment.
+"""Marks on Slurm jobs: a line of text in AdminComment, else in Extra (since 23.02) or Comment.
 
-Jobs are read with `squeue --json`, in which no job name or comment can imitate another field. Texts of others are never
-overwritten. The reconciler does not write Extra if Slurm uses it as a node filter
-(SchedulerParameters=extra_constraints). AdminComment needs the rights of an Administrator. The other fields need the
-rights of an Operator.
+The reconciler uses another field if AdminComment is in use or denied. Jobs are read with `squeue --json`, in which no
+job name or comment can imitate another field. Texts of others are never overwritten. The reconciler does not write
+Extra if Slurm uses it as a node filter (SchedulerParameters=extra_constraints). AdminComment needs the rights of an
+Administrator. The other fields need the rights of an Operator.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ class JobMarker:
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
-        """As Surveyor, from the same list of jobs as the marks: one list per cycle."""
+        """See Surveyor.survey. Uses the same list of jobs as the marks, so there is one list per cycle."""
         try:
             jobs = {job.job_id: job for job in self._jobs_of_this_cycle()}
         except MarkError as exc:
@@ -201,7 +200,7 @@ class JobMarker:
         return job.field
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        """As Marker. The whole text is written, so the job is read right before; on 22.05 within the last RECENT_S."""
+        """See Marker.renew. Reads the job right before, since it writes the whole text; on 22.05 from a recent list."""
         job_id = mark.name.name
         job = self.read(job_id) if self._filters else self._find(job_id, self.recent_jobs())
         if job.incarnation != mark.incarnation:
@@ -231,7 +230,7 @@ class JobMarker:
     def read(self, job_id: str, *, ended: bool = False) -> LiveJob:
         """The job, if it is live; with `ended`, also for some minutes after its end. Raises Refused if it is gone.
 
-        22.05 always answers with all jobs.
+        Slurm 22.05 always answers with all jobs.
         """
         try:
             jobs = self._jobs("--jobs", job_id, *(["--states=all"] if ended else []))
@@ -249,7 +248,7 @@ class JobMarker:
         return found
 
     def read_fate(self, name: HolderName, incarnation: str) -> str:
-        """As Surveyor. Slurm lists a job for some minutes after its end. `incarnation`: the start of the job."""
+        """See Surveyor.read_fate. Slurm lists a job for some minutes after its end. `incarnation`: the job's start."""
         try:
             job = self.read(name.name, ended=True)
         except Refused:

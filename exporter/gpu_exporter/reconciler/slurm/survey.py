@@ -57,7 +57,9 @@ def describe(job: LiveJob, jobs: Iterable[LiveJob], policy: Policy) -> Surroundi
 
 
 def read_keep(job: LiveJob, policy: Policy) -> tuple[float, Exemption | None, str]:
-    """How long a job wants to keep idle GPUs (seconds, 0 for no wish); the wish in words; and why it cannot be read."""
+    """The job's wish to keep idle GPUs: seconds (0 for no wish), in words, and why it is unreadable ("" if it is
+    not).
+    """
     match = KEEP.search(job.comment)
     if match is None:
         return 0.0, None, ""

@@ -1,4 +1,4 @@
-"""The hours of a digest, by tenant and by holder, and which of their numbers are known well enough to be shown."""
+"""The hours of a digest, by tenant and by holder. Only numbers that are certain enough are shown."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class TenantName(NamedTuple):
 
 @dataclass
 class Hours:
-    """GPU-hours, kilowatt-hours and cost, as they were read. What may be shown of them is `figures`.
+    """GPU-hours, kilowatt-hours and cost, as Prometheus returned them. Only `figures` has the values that may be shown.
 
     `busy`: integral of utilization. `stalled`: fully busy without progress. None: no exporter has the counter.
-    `recorded`: GPU-hours that the rules recorded, which are all of them if `cost` is complete. `unpriced`: those of
-    them without a price. `unmetered`: GPU-hours on GPUs without an energy counter.
+    `recorded`: GPU-hours that the rules recorded; `cost` covers only these. `unpriced`: recorded GPU-hours without a
+    price. `unmetered`: GPU-hours on GPUs without an energy counter.
     """
 
     held: float = 0.0
@@ -51,7 +51,9 @@ class Hours:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the rules recorded these hours: less while Prometheus did not run, more if a stall was first used."""
+        """Whether the rules recorded exactly these hours. They record fewer while Prometheus does not run, and more if
+        time of a stall first counted as used.
+        """
         return abs(self.recorded - self.held) <= EXACT * self.held
 
     @property
@@ -94,14 +96,14 @@ def _rest(whole: float | None, *parts: float | None) -> float | None:
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
-    """A share of at most 1. None if a part is larger than the whole by more than the inexactness of both."""
+    """The share of `part` in `whole`, at most 1; None if unknown, or if `part` is larger than rounding can explain."""
     if part is None or not whole or part > (1.0 + EXACT) * whole:
         return None
     return min(1.0, part / whole)
 
 
 def add_up(parts: Iterable[Hours]) -> Hours:
-    """The sum, of which a number is None if it is None in a part."""
+    """The sum of these hours. A number that is None in one part is None in the sum."""
     total = Hours()
     for each in parts:
         total.add(each)
@@ -139,7 +141,7 @@ class IdleHours:
             self._cuts.append((min(row.value for row in rows), shown))
 
     def list(self) -> list[IdleHolder]:
-        """The most idle hours first, without holders whose hours of a day may be missing."""
+        """Holders, the most idle hours first, without holders that the answer for some day may have cut off."""
         found = [
             each
             for key, each in self._found.items()

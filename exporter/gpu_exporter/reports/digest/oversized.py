@@ -31,7 +31,7 @@ PROFILES = (
 
 
 class Oversized(NamedTuple):
-    """A pod or job: known GPU-hours, mean utilization (0 to 1), peak memory on one GPU (bytes), and sufficient size."""
+    """A pod or job: GPU-hours, mean utilization (0 to 1), peak memory on one GPU (bytes), and a size that would do."""
 
     name: HolderName
     title: str
@@ -65,7 +65,7 @@ def queries(holder: str, owner: str, window: str, matchers: str = "") -> Iterato
 
 
 def find(rows: Mapping[str, list[VectorRow]], owner_of: Callable[[Mapping[str, str]], str]) -> list[Oversized]:
-    """Holders that are in all answers, most hours first. `owner_of`: gives a name for labels."""
+    """Holders that are in all answers, most hours first. `owner_of`: returns the owner of a row's labels."""
     mean = {_key(row): row.value for row in rows["over_mean"]}
     peak = {_key(row): row.value for row in rows["over_peak"]}
     models: dict[Key, set[str]] = {}

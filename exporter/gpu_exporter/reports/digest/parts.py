@@ -1,8 +1,8 @@
-"""The period of a digest in parts of a day, which of its time Prometheus has seen, and where a part cannot end.
+"""Divides the period of a digest into days, and joins days if Prometheus did not scrape at their border.
 
-A counter grows on while Prometheus does not scrape. Within one query its growth over such a gap counts. If a day ends
-in the gap, the growth would be between two queries, so both days become one segment. Which part of the growth belongs
-to which day is then unknown.
+A counter continues to grow while Prometheus does not scrape. Its growth over such a gap counts if the gap lies within
+one query. If a day ends in the gap, the growth would fall between two queries, so both days become one segment. How the
+growth divides between the two days is then unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WHOLE = 0.99  # share of a period that is as good as all of it
 
 
 class PeriodPart(NamedTuple):
-    """A part of the period: `span` seconds that ended `ago` seconds before the end."""
+    """A part of the period: `span` seconds that ended `ago` seconds before the end of the digest."""
 
     ago: float
     span: float
@@ -39,7 +39,7 @@ class PeriodPart(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Consecutive parts, oldest first, between which no growth of a counter is lost."""
+    """Consecutive parts, oldest first, that one query reads together, so that no growth of a counter is lost."""
 
     parts: tuple[PeriodPart, ...]
 
@@ -49,8 +49,8 @@ class Segment(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """How much of the period Prometheus has seen, in seconds. `since`: the first sample of all (Unix seconds), None if
-    there were exporters before the period. `failed`: share of the failed scrapes of exporters, None if unknown.
+    """How much of the period Prometheus has seen, in seconds. `since`: the first sample of any exporter (Unix seconds),
+    None if there were exporters before the period. `failed`: share of the failed scrapes of exporters, None if unknown.
     """
 
     seconds: float
@@ -64,7 +64,9 @@ class Seen(NamedTuple):
 
 
 def list_days(since_s: float, ago: float) -> Iterator[PeriodPart]:
-    """The days of `since_s` seconds that ended `ago` seconds before the end, oldest first, which may be shorter."""
+    """Divide `since_s` seconds into days, oldest first; the oldest may be shorter. The last day ends `ago` seconds
+    before the end of the period.
+    """
     days = []
     end = ago + since_s
     while ago < end:
@@ -84,14 +86,14 @@ def first_sample(matcher: str, part: PeriodPart) -> str:
 
 
 def failed_share(matcher: str, part: PeriodPart) -> str:
-    """PromQL: the share of scrapes that failed, of targets that had an exporter's series at any time of this part."""
+    """PromQL: the share of failed scrapes, of the targets that had an exporter's series at any time of this part."""
     step_s = max(STALE_S, part.span / UP_STEPS)
     ours = f"group by (job, instance) (max_over_time({BUILD}{{{matcher}}}{part.steps(step_s)}))"
     return f"1 - avg(avg_over_time(up{{{matcher}}}{part.steps(step_s)}) and on (job, instance) {ours})"
 
 
 def lost_growth(matcher: str, before: PeriodPart, after: PeriodPart) -> str:
-    """PromQL: the number of exporters that have samples on both sides of the border of two parts, but not at it."""
+    """PromQL: how many exporters have samples in both of two neighbouring parts, but not at the border between them."""
     behind = f" offset {before.ago - STALE_S:.0f}s"
     series = f"{BUILD}{{{matcher}}}"
     both = f"last_over_time({series}{before.window}) and last_over_time({series}{after.window})"
@@ -101,8 +103,8 @@ def lost_growth(matcher: str, before: PeriodPart, after: PeriodPart) -> str:
 def join(
     parts: Sequence[PeriodPart], seen: Mapping[PeriodPart, float], borders: Iterable[PeriodPart]
 ) -> Iterator[Segment]:
-    """The segments of these parts, oldest first. `borders`: parts at whose end growth would be lost. An unseen
-    part belongs to a gap if parts before and after it were seen.
+    """Join these parts to segments, oldest first. `borders`: parts at whose end growth would be lost. A part without
+    samples belongs to a gap if parts before and after it have samples.
     """
     lost = set(borders)
     known = [at for at, part in enumerate(parts) if seen.get(part)]

@@ -68,12 +68,14 @@ class TenantCause(NamedTuple):
 
 @dataclass
 class Digest:
-    """`days`: start and hours per day, oldest first, None for a day whose hours are not known. `before`: the hours of
-    the previous period of the same length, None if Prometheus has not seen all of it. `seen`: how much of the period it
-    has seen. `holders`, `oversized`: None if the rules have not recorded the whole period.
+    """The content of a digest.
 
-    `missing`: values that are missing or may be wrong, each with its reason. `currency`: as the site's prices name it,
-    "" if they do not. `idle_short_s`: idle runs of `holders` are at least this long.
+    `days`: start and hours per day, oldest first, None for a day with unknown hours. `before`: the hours of the
+    previous period of the same length, None if Prometheus has not seen all of that period. `seen`: how much of the
+    period Prometheus has seen. `holders`, `oversized`: None if the rules have not recorded the whole period.
+
+    `missing`: values that are missing or may be wrong, each with its reason. `currency`: the currency of the site's
+    prices, "" if it is unknown. `idle_short_s`: idle runs of `holders` are at least this long.
     """
 
     start: float
@@ -94,7 +96,7 @@ class Digest:
         return add_up(self.tenants.values())
 
     def by_group(self) -> dict[TenantName, dict[TenantName, Hours]]:
-        """The tenants of each namespace or account, which is named as a tenant without a user."""
+        """The tenants by namespace or account. Each key is the namespace or account as a tenant without a user."""
         groups: dict[TenantName, dict[TenantName, Hours]] = {}
         for tenant, hours in self.tenants.items():
             groups.setdefault(tenant._replace(user=""), {})[tenant] = hours
@@ -107,7 +109,7 @@ class DigestReader:
     def __init__(
         self, address: Address, matcher: str, alerts: Alerts, fetch: Fetch, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """`matcher`: of the exporter's series. `alerts`: the settings that the rules were made with."""
+        """`matcher`: selects the exporters' series. `alerts`: the settings that the rules were made with."""
         self._address, self._matcher, self._alerts, self._fetch = address, matcher, alerts, fetch
         self._clock = clock
         self._until = 0.0  # end of the time for all queries (monotonic)
@@ -158,7 +160,7 @@ class DigestReader:
     def _read_facts(
         self, now: Sequence[PeriodPart], before: Sequence[PeriodPart], end: float
     ) -> dict[tuple[PeriodPart, str], list[VectorRow]]:
-        """What has to be known before the hours are asked for."""
+        """Query the facts on which the queries of the hours depend."""
         whole = PeriodPart(0.0, sum(part.span for part in now))
         asked = [(whole, ("enforced", self._count("gpu_up", 'namespace!=""', whole)))]
         asked += [(whole, ("nameless", self._count(HELD, 'node=""', whole)))]
@@ -192,7 +194,9 @@ class DigestReader:
     def _read_segment(
         self, segment: Segment, end: float, twice: set[str], *, all_of_it: bool
     ) -> dict[str, list[VectorRow]]:
-        """All answers by name. Adds to `twice` the nodes that several targets scraped at the same time."""
+        """The rows of all queries for a segment, by name. Adds to `twice` the nodes that several targets scraped at
+        once.
+        """
         part = segment.whole
         _, rows = self._ask(part, ("twice", targets.nodes_scraped_twice(self._matcher, part)), end)
         nodes = {row.labels.get("node", "") for row in rows}
@@ -201,7 +205,7 @@ class DigestReader:
         return {name: rows for (_, name), rows in self._ask_each(((part, each) for each in queries), end)}
 
     def _recorded(self) -> str:
-        """The user's matchers that recordings have, which have no label `job`."""
+        """The user's matchers on labels that recordings have. Recordings lack the label `job`."""
         return ",".join(cluster_matchers(self._matcher))
 
     def _count(self, name: str, matcher: str, part: PeriodPart) -> str:
@@ -217,7 +221,9 @@ class DigestReader:
             raise AnswerError(str(exc)) from exc
 
     def _queries(self, part: PeriodPart, all_of_it: bool, twice: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Name and expression. For the period before only the hours. `twice`: nodes with several targets."""
+        """Yield name and PromQL of each query. `all_of_it`: false to read only hours. `twice`: nodes with several
+        targets.
+        """
         counters = [(name, f"gpu_tenant_{name}_gpu_seconds_total", 3600.0) for name in HOURS]
         counters += [("energy_kwh", ENERGY, 3.6e6)] if all_of_it else []
         for name, counter, unit in counters:
@@ -280,7 +286,7 @@ def _hours(answers: Mapping[str, list[VectorRow]]) -> dict[TenantName, Hours]:
 
 
 def _missing(digest: Digest, twice: list[str], currencies: list[str], *, has_nameless: bool) -> Iterator[str]:
-    """Values that are missing in the digest or may be wrong. Takes out those that would be wrong.
+    """Yield a text for each value that is missing or may be wrong, and remove the wrong values from the digest.
 
     `twice`: nodes that several targets scraped. `currencies`: of the prices.
     """

@@ -173,7 +173,7 @@ def _notes(digest: Digest) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """One decimal place below 100: a rounder number would contradict the percentage in the same sentence."""
+    """Format a number, below 100 with one decimal place: a rounder number would contradict the percentage beside it."""
     return f"{value:,.0f}" if value >= WHOLE_MIN else f"{value:,.1f}"
 
 
@@ -206,7 +206,7 @@ def _tables(digest: Digest) -> list[Table]:
 
 
 def _meant(cause: str) -> tuple[str, str]:
-    """A cause in a few words, and what its owner, or else the site, can change. A later version may have others."""
+    """A cause in a few words, and what its owner, or else the site, can change; UNKNOWN for a newer cause."""
     meaning = CAUSES.get(cause)
     return (UNKNOWN, UNKNOWN) if meaning is None else (meaning.title, meaning.owner or meaning.site or UNKNOWN)
 

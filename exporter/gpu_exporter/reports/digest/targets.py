@@ -21,7 +21,7 @@ OF_TENANTS = "scheduler, namespace, account, user"
 
 
 def nodes_scraped_twice(matcher: str, part: PeriodPart) -> str:
-    """PromQL: one row for each node whose tenants were counted by several targets at the same time."""
+    """PromQL: one row for each node for which several targets counted tenants at the same time."""
     named = ",".join(filter(None, (matcher, 'node!=""')))  # without the label all nodes would count as a single node
     targets = f"count without ({OF_TENANTS}) (gpu_tenant_held_gpu_seconds_total{{{named}}})"
     return f"avg_over_time((count by ({NODE}) ({targets})){part.steps(STEP_S)}) > {TWICE}"

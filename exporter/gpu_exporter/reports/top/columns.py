@@ -15,9 +15,10 @@ GAP = 2  # between two columns
 def narrow(
     names: Sequence[str], cells: Sequence[Sequence[str]], width: int, order: str
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the columns that fit into `width` characters, in the order of `names`. `order`: one more
-    column that is essential. In a window that is too narrow for the essential ones, the cause loses its confidence, and
-    holders lose characters in the middle.
+    """Header and rows of the columns that fit into `width` characters, in the order of `names`.
+
+    `order`: one more essential column. If the window is too narrow for the essential columns, causes lose their
+    confidence, and holders lose characters in the middle.
     """
     rows = [dict(zip(names, row, strict=True)) for row in cells]
     wide = {name: max(len(name), *(len(row[name]) for row in rows), 0) for name in names}

@@ -1,4 +1,4 @@
-"""The screen as lines of text: selection, order and size. Without side effects."""
+"""Makes the lines of the screen: selects and sorts rows, and fits them to the window. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ViewOptions(NamedTuple):
 
 
 class ScreenLine(NamedTuple):
-    """A line of the screen. `state`: first and last column of a state in it, and the tone of the state."""
+    """A line of the screen. `state`: where it shows a state (first and last column), and the tone of the state."""
 
     text: str
     style: str = PLAIN
@@ -83,7 +83,7 @@ def summary(reading: ClusterReading, nodes: int) -> str:
     shown = [each for each in reading.rows if each.row.state != "mig"]
 
     def count(is_so: Callable[[Row], object]) -> int:
-        """Units with such a row: a shared GPU has one for each holder."""
+        """The number of units in such rows. A shared GPU has one row for each holder."""
         return len({(each.node, each.row.gpu) for each in shown if is_so(each.row)})
 
     stalled, silent = count(lambda row: row.state == "stalled"), count(lambda row: row.state in SILENT_STATES)
@@ -106,7 +106,7 @@ def summary(reading: ClusterReading, nodes: int) -> str:
 
 def table(rows: Sequence[NodeRow], *, with_node: bool, width: int | None = None, order: str = "") -> list[str]:
     """Header and rows. `width`: characters of the window, None for no limit; columns that do not fit are omitted,
-    except the essential ones and that of the order.
+    except the essential ones and the column of the order.
     """
     names = [*(["NODE"] if with_node else []), *NAMES]
     cells = [[*([each.node] if with_node else []), *each.row.texts] for each in rows]
@@ -173,6 +173,6 @@ def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, wi
 
 
 def _mark(head: str, each: NodeRow) -> tuple[int, int, str] | None:
-    """First and last column of the state in a row of the table, and its tone; None without a state column."""
+    """First and last column of the state in a row of the table, and the state's tone; None without a state column."""
     start = head.find("STATE")
     return (start, start + len(each.row.state), each.row.tone) if start >= 0 else None

@@ -115,7 +115,7 @@ class _KeyReader:
 
 
 def run_top(nodes: Sequence[Address], wish: ViewOptions, interval_s: float, fetch: Callable[..., str]) -> int:
-    """Show the nodes on the whole terminal until q or a signal. The terminal must have no obstacle (find_obstacle)."""
+    """Show the nodes on the whole terminal until q or a signal. Call it only if find_obstacle finds no obstacle."""
     import curses
 
     stop = stop_on_signal()  # the default action would leave the terminal in the mode of curses
@@ -157,7 +157,7 @@ def run_top(nodes: Sequence[Address], wish: ViewOptions, interval_s: float, fetc
 
 
 def _set_colours(environment: Mapping[str, str]) -> dict[str, int]:
-    """The attribute of each tone; empty without colours, or where NO_COLOR is set (no-color.org)."""
+    """The curses attribute for each tone of a state; empty without colours, or if NO_COLOR is set (no-color.org)."""
     import curses
 
     try:

@@ -301,8 +301,7 @@ def _patience(headers: Any) -> str:
 
 
 def failure(status: int, text: str, retry_after: str = "") -> MarkError:
-    """The MarkError for an answer of the API server other than 2xx. `retry_after`: this header of the answer, in
-    seconds.
+    """The MarkError for an answer of the API server other than 2xx. `retry_after`: the header Retry-After, in seconds.
 
     A 404 means that the object is gone only if the answer names the object. The API server also answers 404 for an
     unknown kind or version. Then nothing is known about the object.

@@ -116,7 +116,7 @@ def _written(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """The used fields of a pod that is marked or about to be marked. Raises Odd, ValueError and similar exceptions."""
+    """Reduce a marked or soon marked pod to the fields that are used. Raises Odd, ValueError and similar exceptions."""
     spec, status = pod["spec"], pod.get("status") or {}
     return {
         "metadata": trim(pod["metadata"]),
@@ -160,7 +160,7 @@ def is_sidecar(container: Mapping[str, Any]) -> bool:
 
 
 def _trim_container(container: Mapping[str, Any]) -> dict[str, Any]:
-    """The used fields of a container: name, restart policy, limits of device plugins, and whether it has claims.
+    """Reduce a container to its name, restart policy, limits of device plugins, and whether it has claims.
 
     Names of device plugin resources contain a domain.
     """

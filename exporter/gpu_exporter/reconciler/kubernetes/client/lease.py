@@ -43,7 +43,7 @@ def open_lease(kubeconfig: str, place: str, clock: Clock) -> Lease:
 
 
 def open_record(kubeconfig: str, place: str) -> LeaseTexts:
-    """Texts in a second Lease without a holder, NAMESPACE/NAME-record. Raises ValueError, MarkError."""
+    """The Lease NAMESPACE/NAME-record, which stores texts and has no holder. Raises ValueError, MarkError."""
     namespace, name = split_place(place)
     return LeaseTexts(connect(kubeconfig), namespace, f"{name}{RECORD_SUFFIX}")
 
@@ -65,7 +65,7 @@ class Lease:
     """One Lease that this process holds or waits for."""
 
     def __init__(self, api: Api, namespace: str, name: str, clock: Clock, identity: str = "") -> None:
-        """`identity`: of this process. By default it is new, so a restarted process has another identity."""
+        """`identity`: the name of this process; by default random, so a restarted process has another identity."""
         self._api = api
         self._namespace = namespace
         self._name = name
@@ -94,8 +94,8 @@ class Lease:
         return renewed is not None and self._clock.monotonic() - renewed < RENEW_DEADLINE_S
 
     def read_pause(self) -> PauseNote | None:
-        """As PausePlace. Uses the last answer, which is at most RENEW_DEADLINE_S old while this process holds the
-        Lease.
+        """See PausePlace.read_pause. Uses the last answer, which is at most RENEW_DEADLINE_S old while this process
+        holds the Lease.
         """
         return parse_note(self._annotations, f"Lease {self._namespace}/{self._name}")
 
@@ -118,11 +118,11 @@ class Lease:
         start(threading.Thread(target=repeat, args=args, name=self.task.name, daemon=True))
 
     def read_text(self, key: str) -> str:
-        """As TextPlace, from an annotation in the last answer. Only the holder of the Lease writes it."""
+        """See TextPlace.read_text. Reads an annotation in the last answer. Only the Lease's holder writes it."""
         return str(self._annotations.get(PREFIX + key, ""))
 
     def write_text(self, key: str, text: str) -> None:
-        """As TextPlace. Writes together with a renewal, so that only the holder of the Lease can write."""
+        """See TextPlace.write_text. Writes together with a renewal, so that only the holder of the Lease can write."""
         with self._writing:
             for _ in range(2):  # a pause may have been written since the last renewal
                 began = self._clock.monotonic()
@@ -266,7 +266,7 @@ class LeaseTexts:
         self._seen: Json | None = None
 
     def read_text(self, key: str) -> str:
-        """As TextPlace."""
+        """See TextPlace.read_text."""
         read = self._api.coordination.read_namespaced_lease
         try:
             self._seen = self._api.call(read, self._name, self._namespace, timeout_s=REQUEST_S)
@@ -278,7 +278,7 @@ class LeaseTexts:
         return str((self._seen["metadata"].get("annotations") or {}).get(PREFIX + key, ""))
 
     def write_text(self, key: str, text: str) -> None:
-        """As TextPlace. Raises MarkError (`conflict`) if another process has written since this one read the Lease."""
+        """See TextPlace.write_text. Raises MarkError (`conflict`) if another process wrote after the last read."""
         coordination = self._api.coordination
         if self._seen is None:
             metadata = {"name": self._name, "namespace": self._namespace, "annotations": {PREFIX + key: text}}
@@ -302,7 +302,7 @@ class LeasePause:
         self._title = f"Lease {namespace}/{name}"
 
     def read_pause(self) -> PauseNote | None:
-        """As PausePlace."""
+        """See PausePlace.read_pause."""
         try:
             read = self._api.coordination.read_namespaced_lease
             notes = self._api.call(read, self._name, self._namespace, keep=_annotations)
@@ -313,7 +313,7 @@ class LeasePause:
         return parse_note(notes, self._title)
 
     def write_pause(self, note: PauseNote) -> None:
-        """As PausePlace. If the Lease is missing, creates it without a holder."""
+        """See PausePlace.write_pause. If the Lease is missing, creates it without a holder."""
         metadata = {"annotations": note_facts(note)}
         try:
             self._api.call(

@@ -50,7 +50,7 @@ class PodView(NamedTuple):
 
 
 class Service(NamedTuple):
-    """The used fields of a Service. `selector`: labels of the pods that receive its requests; empty for none."""
+    """The fields of a Service that are used. `selector`: labels of the pods that it sends requests to, if any."""
 
     name: str
     is_headless: bool
@@ -137,7 +137,8 @@ class _NamespaceReader:
         return pods, alive
 
     def _large_pods(self) -> Iterator[tuple[list[Link | str], PodView | None]]:
-        """The metadata of pods that are malformed or too large, because they are members of gangs too.
+        """The metadata of pods that are malformed or too large. They are read because such pods are members of gangs
+        too.
 
         Raises MarkError if nothing is known about a pod, because it may belong to any gang.
         """
@@ -247,7 +248,7 @@ def keys_of(metadata: Json) -> list[Link | str]:
 
 
 def holds_gpus(pod: Json, resources: Resources) -> bool:
-    """Whether a pod requests GPUs, or may do so by a claim or by an invalid spec."""
+    """Whether a pod requests GPUs, or possibly does, because it has a resource claim or an invalid spec."""
     try:
         return bool(pod["spec"].get("resourceClaims")) or gpus_asked(pod["spec"], resources) != 0
     except NOT_UNDERSTOOD:
@@ -255,7 +256,7 @@ def holds_gpus(pod: Json, resources: Resources) -> bool:
 
 
 def view_pod(pod: Json, resources: Resources) -> PodView:
-    """The used fields of a live pod. Raises ValueError and similar exceptions if it has no name or UID."""
+    """Reduce a live pod to the fields that are used. Raises ValueError and others if it has no name or UID."""
     metadata = trim(pod["metadata"])
     odd: tuple[str, str] | None = metadata.pop(ODD_KEY, None)
     asked: int | None = None
@@ -290,7 +291,7 @@ def _waits(metadata: Json, spec: Json, status: Json) -> str:
 
 
 def trim_service(service: Json) -> Service:
-    """The used fields of a Service. Raises ValueError and similar exceptions."""
+    """Reduce a Service to the fields that are used. Raises ValueError and similar exceptions."""
     spec, name = service.get("spec") or {}, need_name(service["metadata"]["name"])
     selects = spec.get("selector") and spec.get("type") != "ExternalName"
     selector = frozenset((spec.get("selector") or {}).items()) if selects else frozenset()

@@ -53,8 +53,8 @@ class _Undecoded(Odd):
 
 
 class ListReader(Generic[T]):
-    """Reads one answer. Iteration yields the result of `keep` for each item. Afterwards `token` is that of the next
-    page, or "".
+    """Reads one answer. Iteration yields the result of `keep` for each item. Afterwards `token` is the token of the
+    next page, or "" after the last page.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class ListReader(Generic[T]):
             more = self._follows("]")
 
     def _one(self) -> T:
-        """Decode one object and return the result of `keep`. Raises Odd, _Unread."""
+        """Decode one object and return the result of `keep`. Raises Odd, _Undecoded."""
         while True:
             with self._one_at_a_time:  # not held while more text is read, which waits for the server
                 try:
@@ -179,7 +179,7 @@ class ListReader(Generic[T]):
                 self._read_on()
 
     def _decoded(self) -> Any:
-        """The next value, if it is complete. Otherwise raises _Incomplete or _Unread and does not move the position."""
+        """The next value, if it is complete. Otherwise raises _Incomplete or _Undecoded, and keeps the position."""
         self._peek()
         self._head = self._text[self._at : self._at + HEAD]
         try:
@@ -203,7 +203,7 @@ class ListReader(Generic[T]):
         return value
 
     def _read_on(self) -> None:
-        """Double the text of the value with each read, so that a long value is decoded only a few times."""
+        """Read as many more characters as the value has so far, so that a long value is decoded only a few times."""
         length = len(self._text) - self._at
         self._is_over = not self._more(min(length, OBJECT_MAX + 1 - length))
 
