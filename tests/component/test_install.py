@@ -88,13 +88,12 @@ def test_what_the_readme_says_of_pip_works(
 
 def test_what_the_page_of_slurm_says_works(clone: Path, home: dict[str, str], installed: str, tmp_path: Path) -> None:
     """In the environment of the README, whose files are installed below another folder than /etc."""
-    block = code_block(ROOT / "docs" / "slurm.md", "install -m 644 $files/systemd/gpu-exporter.service")
-    (first, *rest) = block.splitlines()
-    assert first.startswith("pip install . ")
+    page = ROOT / "docs" / "slurm.md"
+    blocks = [code_block(page, f"$files/{name}") for name in ("systemd/gpu-exporter.service", "slurm/prolog.sh")]
     etc = tmp_path / "etc"
     for name in ("systemd/system", "slurm/prolog.d", "slurm/epilog.d"):
         (etc / name).mkdir(parents=True)
-    script = f"cd {clone}\n. gpu-exporter-venv/bin/activate\n" + "\n".join(rest).replace("/etc/", f"{etc}/")
+    script = f"cd {clone}\n. gpu-exporter-venv/bin/activate\n" + "\n".join(blocks).replace("/etc/", f"{etc}/")
     assert calls(script, ["systemctl"], tmp_path, environment=home) == [
         ["systemctl", "enable", "--now", "gpu-exporter"]
     ]

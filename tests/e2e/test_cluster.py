@@ -368,7 +368,7 @@ def test_an_installed_chart_labels_an_idle_pod_and_removes_the_label(
         wait_for(lambda: release_objects(plane) == [], "the release to be gone")
         leases = client.CoordinationV1Api(plane.api).list_namespaced_lease(NAMESPACE).items
         left_leases = [f"{RELEASE}-reconciler", f"{RELEASE}-reconciler-record"]
-        assert sorted(each.metadata.name for each in leases) == left_leases, "as the chart's README lists"
+        assert sorted(each.metadata.name for each in leases) == left_leases, "as docs/kubernetes.md lists"
         left = {path.name for path in var_lib.iterdir()} - before
         assert left == {"gpu-exporter"}  # the state directory, which remains according to NOTES.txt
         feeder.stop()

@@ -55,7 +55,7 @@ FOREIGN_NAMES = {  # fields, and no metrics
 STATE_FILES = {"identity.key"}
 FOREIGN_FLAGS = {
     "--all", "--check", "--create-namespace", "--clusters", "--comment", "--compressed", "--dry-run", "--file", "--flaml", "--gres",
-    "--help", "--json", "--local", "--namespace", "--no-hooks", "--output", "--output-dir", "--reuse-values", "--set", "--show-labels", "--set-file",
+    "--help", "--json", "--local", "--namespace", "--no-hooks", "--output", "--output-dir", "--overwrite", "--reuse-values", "--set", "--show-labels", "--set-file",
     "--strict", "--update-golden", "--values", "--version", "--web.config.file", "--wait",
 }  # fmt: skip
 

@@ -3,9 +3,9 @@
 # than answer.
 #
 # In slurm.conf: HealthCheckProgram=/etc/slurm/gpu-health.sh, HealthCheckInterval=300. Slurm ends the program after 60 s. It
-# checks only devices, so an outage of slurmctld or the kubelet drains no node. It reports the GPU and its fault. With
-# GPU_EXPORTER_DRAIN=yes it drains the node, with this report as the reason; otherwise it only writes the report to slurmd's
-# log.
+# checks only devices, so an outage of slurmctld or the kubelet drains no node. It reports the GPU and its fault. With the
+# line GPU_EXPORTER_DRAIN=yes (slurmd passes no such variable) it drains the node, with this report as the reason; otherwise
+# the report is only in slurmd's log, with SlurmdDebug=debug2.
 report=$(timeout 30 gpu-exporter --once --check=devices --timeout=20s 2>&1 >/dev/null)
 case $? in
 3 | 4) ;;
