@@ -74,20 +74,26 @@ def format_parameter(name: str, value: float | str) -> str:
     return format_duration(value) if f"alerts.{name}" in DURATIONS else f"{value:g}"
 
 
-def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str, *, alerts: bool = True) -> str:
-    """Convert one source file to one rules file; without `alerts` only its recordings. Raises BuildError."""
+def fill_text(text: str, parameters: Mapping[str, tuple[str, str]], name: str) -> str:
+    """A text of the file `name` with its parameters filled in. Raises BuildError."""
 
     def value_of(match: re.Match[str]) -> str:
         if match[1] not in parameters:
             raise BuildError(f"{name}: ${{{match[1]}}} is not a parameter; known: {', '.join(parameters)}")
         return parameters[match[1]][1 if match[2] else 0]
 
+    return PARAMETER.sub(value_of, text)
+
+
+def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str, *, alerts: bool = True) -> str:
+    """Convert one source file to one rules file; without `alerts` only its recordings. Raises BuildError."""
+
     def fill(node: Any) -> Any:
         if isinstance(node, dict):
             return {key: fill(value) for key, value in node.items()}
         if isinstance(node, list):
             return [fill(value) for value in node]
-        return PARAMETER.sub(value_of, node) if isinstance(node, str) else node
+        return fill_text(node, parameters, name) if isinstance(node, str) else node
 
     code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     data: dict[str, Any] = fill(yaml.safe_load(code))  # after parsing, so that no matcher is parsed as YAML
