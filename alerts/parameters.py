@@ -79,7 +79,7 @@ FORMATS = {"hours": "printf `%.1f` .Value", "cost": "printf `%.2f` .Value", "pea
 
 
 def figures(recording: str, hours: str, who: str, by: str) -> dict[str, str]:
-    """PromQL by name: what the GPUs in `recording` cost if `hours`, and their memory. `by`: as in sum by (...) (...)."""
+    """PromQL by name: hours and cost of the GPUs in `recording` if `hours`, and their memory. `by`: of the sums."""
     found = {}
     if hours:
         # An instance or a shared GPU is a part of a GPU, in hours and in money.
@@ -150,7 +150,7 @@ class Fact(NamedTuple):
 
 
 class Second(NamedTuple):
-    """An annotation in Grafana, whose templates cannot query. The text reads a fact as $fact.NAME, absent without a row."""
+    """An annotation in Grafana, whose templates cannot query. The text reads each fact as $fact.NAME, by `with`."""
 
     facts: Mapping[str, Fact]
     text: str
@@ -212,22 +212,21 @@ def second_cause() -> Second:
         name: Fact(one(f'holder:gpu_cause_value:one{{quantity=~"{each}"}}'), "quantity") for name, each in names.items()
     }
     shown = "".join(f"{{{{ with $fact.{name} }}}} {{{{ .Labels.quantity }}}}={NUMBER}{{{{ end }}}}" for name in names)
+    cause = "{{ .Labels.cause }} ({{ .Labels.confidence }} confidence)"
     return Second(
         {"cause": Fact(one("holder:gpu_cause:count"), "cause, confidence"), **numbers},
-        f"{{{{ with $fact.cause }}}}{{{{ .Labels.cause }}}} ({{{{ .Labels.confidence }}}} confidence){shown}{{{{ end }}}}",
+        f"{{{{ with $fact.cause }}}}{cause}{shown}{{{{ end }}}}",
     )
 
 
+STAGES = f"count by ({HOLDER}, stage) (gpu_reconciler_allocation_stage{{${{reconciler}}}})"
 # The annotations of Grafana's copies in place of those of FIXED that query.
 SECOND: Mapping[str, Second] = {
     "idle_gpus": second_gpus(IDLE_RUNS, IDLE_HOURS),
     "held_gpus": second_gpus(HELD, ""),
     "stalled_gpus": second_stalled(),
     "cause": second_cause(),
-    "stage": Second(
-        {"stage": Fact(one(f"count by ({HOLDER}, stage) (gpu_reconciler_allocation_stage{{${{reconciler}}}})"), "stage")},
-        "{{ with $fact.stage }}{{ .Labels.stage }} {{ end }}",
-    ),
+    "stage": Second({"stage": Fact(one(STAGES), "stage")}, "{{ with $fact.stage }}{{ .Labels.stage }} {{ end }}"),
 }
 FIXED = {
     "key": KEY,

@@ -5,16 +5,13 @@
 A site loads either these alerts or those of alerts/rules, never both: each incident would be reported twice. The
 recordings always remain in Prometheus; the chart then omits the alerts there (prometheusRule.alertsIn: grafana).
 
-Grafana's templates cannot query. An annotation that queries in Prometheus reads the results of further queries of the rule
-here (alerts.parameters.SECOND). How Grafana 11 and 12 treat these (pkg/services/ngalert/eval/eval.go, docs/other-exporters.md):
+Grafana's templates cannot query. An annotation that queries in Prometheus reads further queries of the rule here
+(alerts.parameters.SECOND). docs/other-exporters.md says how Grafana treats them, and where its source does so. Hence:
 
-- Each instant query is a number; no reduce is needed. $values has the row of each query whose labels are equal to the
-  alert's, or else one row that has them all or a part of them; of several such rows, any. So each query has one row for each
-  alert, with the alert's labels and those that the text reads.
-- If any query has no row, the whole rule has no data, whatever its condition says. So each query has one more row, whose
-  labels match no alert.
-- If a query fails, only its own value is missing. The text tests each value by `with`: a missing one is printed as
-  "[no value]", and fails in a function.
+- A row has all labels of its alert, and those that the text reads; each alert has at most one row. $values has the row
+  with the alert's labels, or any row that has more or fewer.
+- Each query has one row more, whose labels match no alert. Without a row of any query, the whole rule has no data.
+- The text reads a value only after `with`: one that is missing fails in a function.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ DATASOURCE = "prometheus"
 
 
 def render(parameters: Mapping[str, tuple[str, str]], datasource: str) -> str:
-    """A file for Grafana's provisioning/alerting, of the rules that every site loads; `datasource`: UID of the Prometheus."""
+    """A file for Grafana's provisioning/alerting. `datasource`: UID of the Prometheus."""
     kept = {name: (f"${{{name}}}",) * 2 for name in SECOND}
     groups = []
     for path in sorted(SOURCES.glob("*.yaml")):
@@ -78,12 +75,12 @@ def _convert(rule: Mapping[str, Any], parameters: Mapping[str, tuple[str, str]],
         if kept is None or kept[1] not in SECOND:
             annotations[name] = text.replace("$value", "$values.A.Value")
             continue
-        second = SECOND[kept[1]]
-        named = dict(zip(second.facts, refs, strict=False))
-        for fact, ref in named.items():
-            expression = second_query(rule["expr"], second.facts[fact])
-            seconds.append(_query(ref, fill_text(expression, parameters, rule["alert"]), datasource))
-        read = re.sub(r"\$fact\.(\w+)", lambda match, named=named: f"$values.{named[match[1]]}", second.text)
+        read = SECOND[kept[1]].text
+        for fact, second in SECOND[kept[1]].facts.items():
+            ref = next(refs)
+            expression = fill_text(second_query(rule["expr"], second), parameters, rule["alert"])
+            seconds.append(_query(ref, expression, datasource))
+            read = re.sub(rf"\$fact\.{fact}\b", f"$values.{ref}", read)
         annotations[name] = fill_text(read, parameters, rule["alert"])
     # Every row of the query is an alert, even if its value is 0, as in Prometheus.
     condition = {
