@@ -2,6 +2,8 @@
 
     python -m tools.grafana_alerts [--datasource UID]      writes alerts/grafana/gpu-exporter.yaml from alerts/src
 
+A site's own parameters are given as to tools.rules (--set, --config.file).
+
 A site loads either these alerts or those of alerts/rules, never both: each incident would be reported twice. The
 recordings always remain in Prometheus; the chart then omits the alerts there (prometheusRule.alertsIn: grafana).
 
@@ -28,9 +30,20 @@ from typing import Any
 import yaml
 from alerts.parameters import HOLDER, SECOND, Fact
 
-from gpu_exporter.common.config.defaults import Alerts
+from gpu_exporter.common.config.load import ConfigError
 from tools.files import ROOT, write_or_check
-from tools.rules import HEADER, PARAMETER, SOURCES, Blocks, build_rules, fill_text, read_parameters
+from tools.rules import (
+    HEADER,
+    PARAMETER,
+    SOURCES,
+    Blocks,
+    BuildError,
+    add_parameters,
+    build_rules,
+    chosen_parameters,
+    fill_text,
+    read_parameters,
+)
 
 PATH = ROOT / "alerts" / "grafana" / "gpu-exporter.yaml"
 DATASOURCE = "prometheus"
@@ -106,8 +119,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Build Grafana's copies of the alerts.", allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--datasource", default=DATASOURCE, metavar="UID", help=f"default {DATASOURCE}")
+    add_parameters(parser)
     options = parser.parse_args(arguments)
-    return write_or_check({PATH: render(read_parameters(Alerts(), {}), options.datasource)}, options.check)
+    try:
+        text = render(read_parameters(*chosen_parameters(options)), options.datasource)
+    except (BuildError, ConfigError) as exc:
+        print(f"tools.grafana_alerts: {exc}", file=sys.stderr)
+        return 2
+    return write_or_check({PATH: text}, options.check)
 
 
 if __name__ == "__main__":

@@ -129,19 +129,28 @@ def build_all(settings: Alerts, overrides: Mapping[str, str], *, alerts: bool = 
     }
 
 
+def add_parameters(parser: argparse.ArgumentParser) -> None:
+    """The options with which a site sets the parameters."""
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override a parameter")
+    parser.add_argument("--config.file", dest="config", type=Path, help="take the section `alerts` of this file")
+
+
+def chosen_parameters(options: argparse.Namespace) -> tuple[Alerts, dict[str, str]]:
+    """The section `alerts` and the overrides of a site. Raises BuildError or ConfigError."""
+    if wrong := [entry for entry in options.set if "=" not in entry]:
+        raise BuildError(f"--set {wrong[0]}: expected NAME=VALUE")
+    return load_settings(options.config).alerts, dict(entry.split("=", 1) for entry in options.set)
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Build the Prometheus rules.", allow_abbrev=False)
     parser.add_argument("--output", type=Path, default=RULES, help="directory (default alerts/rules)")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override a parameter")
     parser.add_argument("--recordings", action="store_true", help="omit the alerts")
-    parser.add_argument("--config.file", dest="config", type=Path, help="take the section `alerts` of this file")
+    add_parameters(parser)
     options = parser.parse_args(arguments)
     try:
-        if wrong := [entry for entry in options.set if "=" not in entry]:
-            raise BuildError(f"--set {wrong[0]}: expected NAME=VALUE")
-        overrides = dict(entry.split("=", 1) for entry in options.set)
-        files = build_all(load_settings(options.config).alerts, overrides, alerts=not options.recordings)
+        files = build_all(*chosen_parameters(options), alerts=not options.recordings)
     except (BuildError, ConfigError) as exc:
         print(f"tools.rules: {exc}", file=sys.stderr)
         return 2

@@ -10,6 +10,7 @@ import promql_parser as promql
 import pytest
 import yaml
 from alerts.parameters import HOLDER, SECOND, number_slots
+from tools import grafana_alerts
 
 from gpu_exporter.common.model.meanings import CAUSES
 
@@ -107,6 +108,23 @@ def test_every_label_that_a_text_reads_is_in_its_row() -> None:
     for name, second in SECOND.items():
         known = set().union(*(words(fact.labels) for fact in second.facts.values()))
         assert set(re.findall(r"\.Labels\.(\w+)", second.text)) <= known, name
+
+
+def test_a_sites_own_parameters_are_in_the_alerts_and_in_their_second_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "alerts.yaml"
+    monkeypatch.setattr(grafana_alerts, "PATH", path)
+    (tmp_path / "site.yaml").write_text("alerts: {exclude: 'pod!=\"x\"'}\n", encoding="utf-8")
+    site = ["--config.file", str(tmp_path / "site.yaml"), "--set", "low_over=3h", "--datasource", "mimir"]
+    assert grafana_alerts.main(site) == 0
+    (low,) = (rule for rule in rules_of(path) if rule["title"] == "GpuHolderLow")
+    seconds = [low["data"][0], *low["data"][2:]]
+    assert all('allocation:owner:info{pod!="x"}' in query["model"]["expr"] for query in seconds)
+    assert "allocation:gpu_memory_used_bytes:max30m[3h]" in "".join(query["model"]["expr"] for query in seconds)
+    assert {query["datasourceUid"] for query in seconds} == {"mimir"}
+    assert grafana_alerts.main(["--set", "low_over"]) == 2
+    assert capsys.readouterr().err.endswith("--set low_over: expected NAME=VALUE\n")
 
 
 @pytest.mark.parametrize("name", CAUSES)
