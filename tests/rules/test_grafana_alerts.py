@@ -101,8 +101,9 @@ def test_an_idle_holders_gpus_hours_price_memory_cause_and_stage_are_as_in_prome
     world = World(100)
     node = Node(world, gpus=3)
     numbers = {("cpu_quota", "cpus"): 4.0, ("cpu_quota", "throttled_ratio"): 0.4}
-    node.hold(0, IDLE, units=2, job_id="7", info={"user": "ada", "account": "phys"})
-    node.hold(1, IDLE, units=2, job_id="7", causes={"cpu_quota": "high"}, numbers=numbers)
+    owner = {"user": "ada", "account": "phys"}
+    node.hold(0, IDLE, units=2, job_id="7", info=owner)
+    node.hold(1, IDLE, units=2, job_id="7", info=owner, causes={"cpu_quota": "high"}, numbers=numbers)
     # Each holds a half of a GPU: neither is named as the other's.
     node.hold(2, IDLE, share=0.5, pod="a", causes={"no_process": "medium"}, numbers={("no_process", "used_cpus"): 0.02})
     node.hold(2, IDLE, share=0.5, pod="b", mig="1/0")
@@ -115,7 +116,7 @@ def test_an_idle_holders_gpus_hours_price_memory_cause_and_stage_are_as_in_prome
     ):
         stage = {"scheduler": "kubernetes", **RECONCILER, **holder, "stage": "candidate"}
         world.put("gpu_reconciler_allocation_stage", stage, 1)
-    first, second, job = alerts_of("GpuHolderIdle", 90, world, tmp_path)
+    job, first, second = alerts_of("GpuHolderIdle", 90, world, tmp_path)
     assert job.prometheus["gpus"].startswith(
         "GPU 0 of n1, GPU 1 of n1. Idle GPU-hours so far: 3.0, at the site's price"
     )
