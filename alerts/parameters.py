@@ -6,7 +6,11 @@ In a rule, ${key} stands for the constant KEY. tools/rules.py fills in these con
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from gpu_exporter.common.model.holders import ALLOCATION_KEY
+from gpu_exporter.common.model.meanings import CAUSES
 
 RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
 # Empty if the site has not set the address of its Grafana (alerts.grafana).
@@ -21,6 +25,8 @@ DASHBOARD = (
 TARGET = "cluster, node"  # one node; not instance, which changes with a rollout
 KEY = ", ".join((TARGET, *ALLOCATION_KEY))  # one allocation
 HOLDER = "cluster, scheduler, namespace, pod, job_id"
+IDLE_RUNS, IDLE_HOURS = "allocation:gpu_idle_run_seconds:proven", "Idle GPU-hours so far"
+HELD = "allocation:gpu_idle_run_seconds:known"
 
 
 # Matchers of the alert's holder, in the template variable $who.
@@ -70,6 +76,30 @@ def placed(recording: str) -> str:
     ).replace("`", '"')
 
 
+FORMATS = {"hours": "printf `%.1f` .Value", "cost": "printf `%.2f` .Value", "peak": ".Value | humanize1024"}
+
+
+def figures(recording: str, hours: str, who: str, by: str) -> dict[str, str]:
+    """PromQL by name: hours and cost of the GPUs in `recording` if `hours`, and their memory. `by`: of the sums."""
+    found = {}
+    if hours:
+        # An instance or a shared GPU is a part of a GPU, in hours and in money.
+        share = f"max by ({KEY}) (allocation:gpu_share:ratio{who})"
+        part = f"max by ({KEY}) ({recording}{who}) * on ({KEY}) {share}"
+        found["hours"] = f"sum{by}({part}) / 3600"
+        found["cost"] = f"sum{by}({part} * on (cluster, node) group_left () node:gpu_price_per_hour:max) / 3600"
+    return {**found, "peak": f"max{by}(max_over_time(allocation:gpu_memory_used_bytes:max30m{who}[${{low_over}}]))"}
+
+
+def figures_text(hours: str) -> str:
+    """Template of a sentence for each of these figures, in $hours, $cost and $peak."""
+    return (
+        f"{{{{ with $hours }}}} {hours or 'hours'}: {{{{ . }}}}"
+        "{{ with $cost }}, at the site's price {{ . }}{{ end }}.{{ end }}"
+        "{{ with $peak }} Highest memory use on one GPU in the last ${low_over}: {{ . }}B.{{ end }}"
+    )
+
+
 def gpus_text(recording: str, hours: str) -> str:
     """Template of an annotation: a holder's GPUs in `recording`, their memory and, unless `hours` is empty, hours and
     cost.
@@ -78,31 +108,21 @@ def gpus_text(recording: str, hours: str) -> str:
     alert runs one query (docs/scale.md shows the cost). The query has no matchers for labels that the holder lacks,
     because a matcher for an empty label reads every value of that label. At most ten GPUs are named.
     """
-    parts = [placed(recording)]
-    if hours:
-        # An instance or a shared GPU is a part of a GPU, in hours and in money.
-        share = f"max by ({KEY}) (allocation:gpu_share:ratio{{%[1]s}})"
-        part = f"max by ({KEY}) ({recording}{{%[1]s}}) * on ({KEY}) {share}"
-        parts.append(f'label_replace(sum({part}) / 3600, "what", "hours", "", "")')
-        priced = f"{part} * on (cluster, node) group_left () node:gpu_price_per_hour:max"
-        parts.append(f'label_replace(sum({priced}) / 3600, "what", "cost", "", "")')
-    peak = "max(max_over_time(allocation:gpu_memory_used_bytes:max30m{%[1]s}[${low_over}]))"
-    parts.append(f'label_replace({peak}, "what", "peak", "", "")')
+    found = figures(recording, hours, "{%[1]s}", "")
+    parts = [placed(recording), *(f'label_replace({query}, "what", "{name}", "", "")' for name, query in found.items())]
     return (
         f"{WHO}"
         "{{ $gpus := `` }}{{ $hours := `` }}{{ $cost := `` }}{{ $peak := `` }}{{ $named := `` }}"
         f"{{{{ range sortByLabel `node` (sortByLabel `gpu` (query (printf `{' or '.join(parts)}` $who))) }}}}"
-        "{{ if eq .Labels.what `hours` }}{{ $hours = printf `%.1f` .Value }}"
-        "{{ else if eq .Labels.what `cost` }}{{ $cost = printf `%.2f` .Value }}"
-        "{{ else if eq .Labels.what `peak` }}{{ $peak = .Value | humanize1024 }}"
+        f"{{{{ if eq .Labels.what `hours` }}}}{{{{ $hours = {FORMATS['hours']} }}}}"
+        f"{{{{ else if eq .Labels.what `cost` }}}}{{{{ $cost = {FORMATS['cost']} }}}}"
+        f"{{{{ else if eq .Labels.what `peak` }}}}{{{{ $peak = {FORMATS['peak']} }}}}"
         "{{ else if eq (len $named) 10 }}{{ $gpus = printf `%s and others` $gpus }}{{ $named = printf `%s.` $named }}"
         f"{{{{ else if lt (len $named) 10 }}}}{PLACE}"
         "{{ $gpus = printf `%s%s%s` $gpus (or (and $gpus `, `) ``) $gpu }}"
         "{{ $named = printf `%s.` $named }}"
         "{{ end }}{{ end }}{{ with $gpus }}{{ . }}."
-        f"{{{{ with $hours }}}} {hours or 'hours'}: {{{{ . }}}}"
-        "{{ with $cost }}, at the site's price {{ . }}{{ end }}.{{ end }}"
-        "{{ with $peak }} Highest memory use on one GPU in the last ${low_over}: {{ . }}B.{{ end }}{{ end }}"
+        f"{figures_text(hours)}{{{{ end }}}}"
     )
 
 
@@ -124,6 +144,92 @@ def stalled_text() -> str:
     )
 
 
+class Fact(NamedTuple):
+    """A second query of a rule in Grafana: at most one row for each holder. `labels`: those that its text reads."""
+
+    query: str
+    labels: str = ""
+
+
+class Second(NamedTuple):
+    """An annotation in Grafana, whose templates cannot query. The text reads each fact as $fact.NAME, by `with`."""
+
+    facts: Mapping[str, Fact]
+    text: str
+
+
+def one(query: str) -> str:
+    return f"topk by ({HOLDER}) (1, {query})"
+
+
+def place_fact(recording: str) -> Fact:
+    """How many GPUs `recording` has, and where one of them is: Grafana knows one row for each alert."""
+    place = f"allocation:gpu_place:info and on ({KEY}) {recording} or on ({KEY}) {recording}"
+    count = f"count by ({HOLDER}) (group by ({KEY}) ({recording}))"
+    return Fact(f"0 * {one(place)} + on ({HOLDER}) group_left () {count}", "node, uuid, mig_uuid, gpu, mig")
+
+
+PLACED = f"{PLACE}{{{{ $gpu }}}}{{{{ if gt .Value 1.0 }}}} and others, {{{{ .Value }}}} in all{{{{ end }}}}"
+
+
+def second_gpus(recording: str, hours: str) -> Second:
+    """As gpus_text, with one GPU named."""
+    found = figures(recording, hours, "", f" by ({HOLDER}) ")
+    read = "".join(
+        f"{{{{ ${name} := `` }}}}{{{{ with $fact.{name} }}}}{{{{ ${name} = {FORMATS[name]} }}}}{{{{ end }}}}"
+        if name in found
+        else f"{{{{ ${name} := `` }}}}"
+        for name in FORMATS
+    )
+    return Second(
+        {"place": place_fact(recording), **{name: Fact(query) for name, query in found.items()}},
+        f"{read}{{{{ with $fact.place }}}}{PLACED}.{figures_text(hours)}{{{{ end }}}}",
+    )
+
+
+def second_stalled() -> Second:
+    """As stalled_text, with one GPU of each kind named."""
+    members = "allocation:gpu_stalled_member:info"
+    return Second(
+        {"late": place_fact(f'{members}{{part="late"}}'), "stalled": place_fact(f'{members}{{part!="late"}}')},
+        f"{{{{ with $fact.late }}}}At 0 %: {PLACED}: the others may wait for it. {{{{ end }}}}"
+        f"{{{{ with $fact.stalled }}}}Stalled: {PLACED}.{{{{ end }}}}",
+    )
+
+
+def number_slots() -> list[list[str]]:
+    """The quantities of all causes, each cause with at most one of each slot, and in the order of its sorted names."""
+    chains = [sorted(meaning.quantities) for meaning in CAUSES.values()]
+    slots: dict[str, int] = {}
+    for each in sorted({quantity for chain in chains for quantity in chain}):
+        before = [slots[name] for chain in chains if each in chain for name in chain if name < each]
+        slots[each] = max(before, default=-1) + 1
+    return [[name for name in slots if slots[name] == slot] for slot in sorted(set(slots.values()))]
+
+
+def second_cause() -> Second:
+    """As CAUSE. Each number has a query of its own."""
+    names = {f"number{slot}": "|".join(each) for slot, each in enumerate(number_slots())}
+    numbers = {
+        name: Fact(one(f'holder:gpu_cause_value:one{{quantity=~"{each}"}}'), "quantity") for name, each in names.items()
+    }
+    shown = "".join(f"{{{{ with $fact.{name} }}}} {{{{ .Labels.quantity }}}}={NUMBER}{{{{ end }}}}" for name in names)
+    cause = "{{ .Labels.cause }} ({{ .Labels.confidence }} confidence)"
+    return Second(
+        {"cause": Fact(one("holder:gpu_cause:count"), "cause, confidence"), **numbers},
+        f"{{{{ with $fact.cause }}}}{cause}{shown}{{{{ end }}}}",
+    )
+
+
+STAGES = f"count by ({HOLDER}, stage) (gpu_reconciler_allocation_stage{{${{reconciler}}}})"
+# The annotations of Grafana's copies in place of those of FIXED that query.
+SECOND: Mapping[str, Second] = {
+    "idle_gpus": second_gpus(IDLE_RUNS, IDLE_HOURS),
+    "held_gpus": second_gpus(HELD, ""),
+    "stalled_gpus": second_stalled(),
+    "cause": second_cause(),
+    "stage": Second({"stage": Fact(one(STAGES), "stage")}, "{{ with $fact.stage }}{{ .Labels.stage }} {{ end }}"),
+}
 FIXED = {
     "key": KEY,
     "target": TARGET,
@@ -132,8 +238,8 @@ FIXED = {
     "tenant": "scheduler, namespace, account, user",
     "owner": "user, account, partition, qos, array_job_id, array_task_id, het_job_id, het_job_offset, "
     "workload, workload_type, team, queue, ${pod_labels}",
-    "idle_gpus": gpus_text("allocation:gpu_idle_run_seconds:proven", "Idle GPU-hours so far"),
-    "held_gpus": gpus_text("allocation:gpu_idle_run_seconds:known", ""),
+    "idle_gpus": gpus_text(IDLE_RUNS, IDLE_HOURS),
+    "held_gpus": gpus_text(HELD, ""),
     "stalled_gpus": stalled_text(),
     "cause": CAUSE,
     "stage": STAGE,

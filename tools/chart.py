@@ -113,8 +113,7 @@ def build_all() -> dict[Path, str]:
     for source in sorted(SOURCES.rglob("*.yaml")):
         name = source.relative_to(SOURCES).as_posix()
         files[CHART / "files" / "rules" / name] = build_rules(source.read_text("utf-8"), parameters, name)
-    loaded = [text for path, text in files.items() if path.parent.name == "rules"]
-    files[CHART / "files" / "grafana" / "alerts.yaml"] = render(loaded, "${datasource}")
+    files[CHART / "files" / "grafana" / "alerts.yaml"] = render(parameters, "${datasource}")
     for dashboard in sorted((ROOT / "grafana" / "dashboards").glob("*.json")):
         files[CHART / "files" / "dashboards" / dashboard.name] = dashboard.read_text("utf-8")
     files[CHART / "templates" / "_durations.tpl"] = render_durations()

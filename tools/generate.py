@@ -45,9 +45,11 @@ def build_rules() -> Mapping[Path, str]:
 
 
 def build_grafana_alerts() -> Mapping[Path, str]:
-    from tools.grafana_alerts import DATASOURCE, PATH, read_rules, render
+    from gpu_exporter.common.config.defaults import Alerts
+    from tools.grafana_alerts import DATASOURCE, PATH, render
+    from tools.rules import read_parameters
 
-    return {PATH: render(read_rules(), DATASOURCE)}
+    return {PATH: render(read_parameters(Alerts(), {}), DATASOURCE)}
 
 
 def build_alertmanager_config() -> Mapping[Path, str]:

@@ -74,20 +74,26 @@ def format_parameter(name: str, value: float | str) -> str:
     return format_duration(value) if f"alerts.{name}" in DURATIONS else f"{value:g}"
 
 
-def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str, *, alerts: bool = True) -> str:
-    """Convert one source file to one rules file; without `alerts` only its recordings. Raises BuildError."""
+def fill_text(text: str, parameters: Mapping[str, tuple[str, str]], name: str) -> str:
+    """A text of the file `name` with its parameters filled in. Raises BuildError."""
 
     def value_of(match: re.Match[str]) -> str:
         if match[1] not in parameters:
             raise BuildError(f"{name}: ${{{match[1]}}} is not a parameter; known: {', '.join(parameters)}")
         return parameters[match[1]][1 if match[2] else 0]
 
+    return PARAMETER.sub(value_of, text)
+
+
+def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str, *, alerts: bool = True) -> str:
+    """Convert one source file to one rules file; without `alerts` only its recordings. Raises BuildError."""
+
     def fill(node: Any) -> Any:
         if isinstance(node, dict):
             return {key: fill(value) for key, value in node.items()}
         if isinstance(node, list):
             return [fill(value) for value in node]
-        return PARAMETER.sub(value_of, node) if isinstance(node, str) else node
+        return fill_text(node, parameters, name) if isinstance(node, str) else node
 
     code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     data: dict[str, Any] = fill(yaml.safe_load(code))  # after parsing, so that no matcher is parsed as YAML
@@ -123,19 +129,28 @@ def build_all(settings: Alerts, overrides: Mapping[str, str], *, alerts: bool = 
     }
 
 
+def add_parameters(parser: argparse.ArgumentParser) -> None:
+    """The options with which a site sets the parameters."""
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override a parameter")
+    parser.add_argument("--config.file", dest="config", type=Path, help="take the section `alerts` of this file")
+
+
+def chosen_parameters(options: argparse.Namespace) -> tuple[Alerts, dict[str, str]]:
+    """The section `alerts` and the overrides of a site. Raises BuildError or ConfigError."""
+    if wrong := [entry for entry in options.set if "=" not in entry]:
+        raise BuildError(f"--set {wrong[0]}: expected NAME=VALUE")
+    return load_settings(options.config).alerts, dict(entry.split("=", 1) for entry in options.set)
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Build the Prometheus rules.", allow_abbrev=False)
     parser.add_argument("--output", type=Path, default=RULES, help="directory (default alerts/rules)")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override a parameter")
     parser.add_argument("--recordings", action="store_true", help="omit the alerts")
-    parser.add_argument("--config.file", dest="config", type=Path, help="take the section `alerts` of this file")
+    add_parameters(parser)
     options = parser.parse_args(arguments)
     try:
-        if wrong := [entry for entry in options.set if "=" not in entry]:
-            raise BuildError(f"--set {wrong[0]}: expected NAME=VALUE")
-        overrides = dict(entry.split("=", 1) for entry in options.set)
-        files = build_all(load_settings(options.config).alerts, overrides, alerts=not options.recordings)
+        files = build_all(*chosen_parameters(options), alerts=not options.recordings)
     except (BuildError, ConfigError) as exc:
         print(f"tools.rules: {exc}", file=sys.stderr)
         return 2
