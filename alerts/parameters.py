@@ -54,10 +54,14 @@ CAUSE = (
     "{{ if .Labels.confidence }}{{ .Labels.cause }} ({{ .Labels.confidence }} confidence)"
     f"{{{{ else }}}} {{{{ .Labels.quantity }}}}={NUMBER}{{{{ end }}}}{{{{ end }}}}"
 )
-# Stages of the reconciler, empty without one: only then can a wish keep the GPUs.
+RISE = "gpu_reconciler_allocation_underused_timestamp_seconds"
+AT = "at={{ .Value | humanizeTimestamp | reReplaceAll `(:[0-9]{2}):.*` `$1 UTC` }}; "
+# Stages of the reconciler, empty without one: only then can a wish keep the GPUs. Before them the time at which a
+# candidate becomes underused, such as `at=2026-11-29 14:20 UTC; candidate `.
 STAGE = (
-    f"{WHO}{{{{ range (query (printf "
-    "`group by (stage) (gpu_reconciler_allocation_stage{${reconciler},%s})` $who)) }}{{ .Labels.stage }} {{ end }}"
+    f"{WHO}{{{{ range sortByLabel `stage` (query (printf `group by (stage) "
+    f"(gpu_reconciler_allocation_stage{{${{reconciler}},%[1]s}}) or max ({RISE}{{${{reconciler}},%[1]s}})` $who)) }}}}"
+    f"{{{{ if .Labels.stage }}}}{{{{ .Labels.stage }}}} {{{{ else }}}}{AT}{{{{ end }}}}{{{{ end }}}}"
 )
 # A GPU of .Labels, as its node's nvidia-smi numbers it; by its UUID where only another exporter reports it.
 PLACE = (
@@ -228,7 +232,10 @@ SECOND: Mapping[str, Second] = {
     "held_gpus": second_gpus(HELD, ""),
     "stalled_gpus": second_stalled(),
     "cause": second_cause(),
-    "stage": Second({"stage": Fact(one(STAGES), "stage")}, "{{ with $fact.stage }}{{ .Labels.stage }} {{ end }}"),
+    "stage": Second(
+        {"at": Fact(f"max by ({HOLDER}) ({RISE}{{${{reconciler}}}})"), "stage": Fact(one(STAGES), "stage")},
+        f"{{{{ with $fact.at }}}}{AT}{{{{ end }}}}{{{{ with $fact.stage }}}}{{{{ .Labels.stage }}}} {{{{ end }}}}",
+    ),
 }
 FIXED = {
     "key": KEY,

@@ -212,10 +212,10 @@ def build(settings: Settings) -> models.Dashboard:
     )
     for column, texts in MEANT.items():
         table.override_by_name(column, panels.in_words(texts))
-    table.override_by_name("GPU-hours", [value("decimals", 1), value("custom.width", 110)])
-    table.override_by_name("GPUs now", [value("decimals", 1), value("custom.width", 110)])
-    table.override_by_name("Why", [value("custom.width", 300)])
-    table.override_by_name("What to change", [value("custom.width", 600)])
+    table.override_by_name("GPU-hours", [value("decimals", 1), value("custom.width", 100)])
+    table.override_by_name("GPUs now", [value("decimals", 1), value("custom.width", 90)])
+    table.override_by_name("Why", [value("custom.width", 280)])
+    table.override_by_name("What to change", [value("custom.width", 660)])
     board.put(table, 24, 8)
     text = (
         f"Pods and jobs by the time for which all of their GPUs have been idle, the first {PEERS}. Idle GPUs: number "

@@ -175,7 +175,7 @@ def test_a_mail_has_the_cause_what_to_change_and_commands_that_its_reader_can_ru
     ]
     pod = {**labels, "scheduler": "kubernetes", "namespace": "ml", "pod": "train-0"}
     owned = {**pod, "namespace": "web", "pod": "chat-5d9", "workload": "chat", "workload_type": "deployment"}
-    kept = {"description": "Pod ml/train-0 holds a GPU.", "stage": "candidate "}
+    kept = {"description": "Pod ml/train-0 holds a GPU.", "stage": "at=2026-11-29 14:20 UTC; candidate "}
     alerts += [{"labels": pod, "annotations": kept}, {"labels": owned, "annotations": {"description": "A pod."}}]
     part = {
         **labels,
@@ -208,8 +208,10 @@ def test_a_mail_has_the_cause_what_to_change_and_commands_that_its_reader_can_ru
         assert "kubectl -n ml delete pod train-0" in text
         assert "kubectl -n ml annotate --overwrite pod train-0 gpu-exporter.io/exempt-until=$(date" in text
         assert "Why:" not in text and "scancel" not in text and "scontrol" not in text
+        assert "and may take them back: these from 2026-11-29 14:20 UTC, if they stay idle. To keep" in text
     for text in texts["GPUs of job 3011+1 are not used"]:  # its other parts may work
         assert "scancel 3011+1" in text and "scontrol update JobId=3011+1 Comment" in text
+        assert "and may take them back. To keep" in text  # when is not known
     for text in texts["GPUs of pod web/chat-5d9 are not used"]:
         assert "(its deployment chat starts it again: delete or scale that)" in text
         assert "annotate" not in text

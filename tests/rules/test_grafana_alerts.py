@@ -116,6 +116,8 @@ def test_an_idle_holders_gpus_hours_price_memory_cause_and_stage_are_as_in_prome
     ):
         stage = {"scheduler": "kubernetes", **RECONCILER, **holder, "stage": "candidate"}
         world.put("gpu_reconciler_allocation_stage", stage, 1)
+    rising = {"scheduler": "kubernetes", **RECONCILER, "namespace": "ml", "pod": "b"}
+    world.put("gpu_reconciler_allocation_underused_timestamp_seconds", rising, 1_796_000_000.0)
     job, first, second = alerts_of("GpuHolderIdle", 90, world, tmp_path)
     assert job.prometheus["gpus"].startswith(
         "GPU 0 of n1, GPU 1 of n1. Idle GPU-hours so far: 3.0, at the site's price"
@@ -129,7 +131,7 @@ def test_an_idle_holders_gpus_hours_price_memory_cause_and_stage_are_as_in_prome
     assert first.grafana["cause"] == "no_process (medium confidence) used_cpus=0.02"
     assert second.grafana == second.prometheus
     assert second.grafana["gpus"].startswith("MIG 1/0 of GPU 2 of n1. ")
-    assert (second.grafana["cause"], second.grafana["stage"]) == ("", "candidate ")
+    assert (second.grafana["cause"], second.grafana["stage"]) == ("", "at=2026-11-30 00:53 UTC; candidate ")
     assert second.values["D"] == ({"gpus": "1", "namespace": "ml", "pod": "b", "scheduler": "kubernetes"}, 0.75)
 
 
