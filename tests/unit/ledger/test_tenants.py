@@ -100,6 +100,50 @@ def test_hours_of_pods_of_twenty_seconds_are_right_within_a_hundredth(seed: int)
     assert bench.total().known_s < bench.total().held_s
 
 
+def test_a_new_tenant_is_published_as_0_for_its_first_minute_and_a_restored_one_never(tmp_path: Path) -> None:
+    """increase() counts from the first value that was scraped. A tenant of the state file was published before."""
+    bench, state = Bench(), StateFile(tmp_path, 10.0, BOOT)
+
+    def published(by: Ledger) -> TenantTotals:
+        return state.bound_tenant(ML, dict(by.tenants.totals(bench.now))[ML])
+
+    bench.poll(Allocation(UNIT, pod("a")))
+    assert published(bench.ledger) == TenantTotals(0.0, 0.0, 0.0, 0.0, None)  # before the first write too
+    for _ in range(11):
+        bench.poll(Allocation(UNIT, pod("a")))
+        prepared = state.prepare(bench.ledger)
+        state.adopt(prepared)
+        assert published(bench.ledger) == TenantTotals(0.0, 0.0, 0.0, 0.0, 0.0)
+    bench.poll(Allocation(UNIT, pod("a")))
+    assert published(bench.ledger).held_s == 55.0
+    state.commit(prepared)
+    again = Ledger(RULES, bench.now)
+    assert state.restore(again) == ""
+    assert published(again).held_s == 55.0
+    bench.now += KEEP_S
+    bench.poll()
+    bench.poll(Allocation(UNIT, pod("b")))  # it comes back after its series has ended
+    assert published(bench.ledger).held_s == 0.0
+
+
+def test_a_tenant_of_two_boards_of_which_one_counts_no_energy_has_no_energy() -> None:
+    bench, other = Bench(), UnitId("GPU-1")
+    key = TenantKey("kubernetes", "one", "", "")
+    for _ in range(20):
+        bench.ledger.record(Activity(other, (Span(bench.now, bench.now + POLL_S, 0.5),), witnesses=2))
+        bench.ledger.record(Activity(UNIT, (Span(bench.now, bench.now + POLL_S, 0.5),), witnesses=2))
+        bench.ledger.record_energy(UNIT, bench.now, 100.0 * bench.now, 700.0)
+        bench.now += POLL_S
+        held = [(UNIT, pod("a")), (other, pod("a")), (UnitId("GPU-2"), pod("c", "one"))]
+        bench.ledger.record(Activity(UnitId("GPU-2"), (Span(bench.now - POLL_S, bench.now, 0.5),), witnesses=2))
+        bench.ledger.record_energy(UnitId("GPU-2"), bench.now, 100.0 * bench.now, 700.0)
+        bench.ledger.charge_poll(
+            bench.now, bench.now, [ConfirmedAllocation(Allocation(*each), bench.now, None) for each in held]
+        )
+    assert bench.total().energy_j is None and bench.total().held_s == pytest.approx(190.0)
+    assert bench.total(key).energy_j == pytest.approx(9500.0, rel=0.06)
+
+
 def test_a_proven_start_gets_no_additional_estimate() -> None:
     bench = Bench()
     bench.poll()

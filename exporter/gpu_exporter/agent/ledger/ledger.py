@@ -269,7 +269,13 @@ class Ledger:
                 holding.presence = HolderPresence.LEAVING
         self._book_late(now)
         longest, present = self.rules.longest_unconfirmed_s, self.holders(HolderPresence.PRESENT)
-        self.tenants.charge_poll(now, longest, confirmed, present, self.holders(HolderPresence.LEAVING), ends)
+        leaving = self.holders(HolderPresence.LEAVING)
+        unmetered = {
+            unit
+            for unit, record in self.units.items()
+            if record.account.energy_j is None and not record.is_restored and record.account.witnesses
+        }
+        self.tenants.charge_poll(now, longest, confirmed, present, leaving, ends, unmetered)
         self._forget(now)
         self.tenants.forget(self.holdings)
 

@@ -174,12 +174,12 @@ class StateFile:
         counted_s = bounded.busy_s + bounded.idle_s + bounded.stalled_s
         return bounded._replace(pending_s=max(0.0, min(bounded.pending_s, bounded.observed_s - counted_s)))
 
-    def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals | None:
-        """Limit a tenant's totals to the values in the file; None until the tenant is in the file."""
-        if (key, TENANT_COUNTERS[0]) not in self.written:
-            return None
+    def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals:
+        """Limit a tenant's totals to the values in the file; 0 until the tenant is in the file."""
         known = {name: value for name, value in totals._asdict().items() if value is not None}
-        return totals._replace(**{name: min(value, self.written[key, name]) for name, value in known.items()})
+        return totals._replace(
+            **{name: min(value, self.written.get((key, name), 0.0)) for name, value in known.items()}
+        )
 
     def _bounded(
         self, unit: UnitId, key: HolderKey | None, totals: object, counters: tuple[str, ...]

@@ -6,11 +6,16 @@ started at some moment since the poll before, and a holder that leaves ended at 
 that time is added to `held_s`, which is right on average, but to no other counter, because the work in that time is
 unknown. If the scheduler proves the start, no estimate is needed.
 
+A new tenant is published as 0 for its first minute. Prometheus's increase() counts only from the first value that it
+scraped, so it would miss all hours before that: half of the hours of pods that run for a minute. A tenant from the
+state file was published before, and goes on at its value.
+
 Pure: no clock, no lock, no file.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,8 +23,10 @@ from typing import NamedTuple
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount
 from gpu_exporter.common.model.holders import AllocationId, Holder, TenantKey
 from gpu_exporter.common.model.totals import TenantTotals
+from gpu_exporter.common.model.units import UnitId
 
 KEEP_S = 3600.0  # after the last holder: long enough for a scrape at any interval to see the end
+FIRST_S = 60.0  # how long a new tenant is published as 0: the longest common interval of scrapes
 TENANTS_MAX = 200  # of one node; users who can create namespaces must not be able to fill the exporter's memory
 OTHER = "other"
 COUNTERS = TenantTotals._fields
@@ -28,7 +35,11 @@ NOTHING = TenantTotals(0.0, 0.0, 0.0, 0.0, 0.0)
 
 @dataclass(slots=True)
 class TenantAccount:
-    """GPU-seconds and joules of one tenant. `seen`: when the tenant last held a unit (monotonic seconds)."""
+    """GPU-seconds and joules of one tenant.
+
+    `seen`: when the tenant last held a unit (monotonic seconds). `unmetered_s`: the part of `held_s` on boards without
+    an energy counter.
+    """
 
     seen: float
     held_s: float = 0.0
@@ -37,6 +48,7 @@ class TenantAccount:
     idle_s: float = 0.0
     energy_j: float = 0.0
     stalled_s: float = 0.0
+    unmetered_s: float = 0.0
 
 
 class _Last(NamedTuple):
@@ -53,6 +65,8 @@ class Tenants:
 
     def __init__(self) -> None:
         self.accounts: dict[TenantKey, TenantAccount] = {}
+        self.first_s = FIRST_S
+        self._born: dict[TenantKey, float] = {}  # tenants that are not from the state file
         self._booked: dict[
             AllocationId, TenantTotals
         ] = {}  # the part of each holder's account that its tenant already has
@@ -75,12 +89,13 @@ class Tenants:
         holders: Mapping[AllocationId, HolderAccount],
         leaving: Mapping[AllocationId, HolderAccount],
         ends: Collection[AllocationId] = (),
+        unmetered: Collection[UnitId] = (),
     ) -> None:
         """Add the growth of the holders' accounts since the last poll to their tenants.
 
         `leaving`: holders that have left, but whose accounts may still grow. `longest_s`: takes the interval at which a
         holder is confirmed, and returns the longest gap that counts as known. `ends`: holders whose end is known, so it
-        needs no estimate.
+        needs no estimate. `unmetered`: units without an energy counter.
         """
         shown: dict[AllocationId, _Last] = {}
         for entry in confirmed:
@@ -89,9 +104,12 @@ class Tenants:
             is_new = holder_id not in self._booked
             tenant, share = tenant_of(entry.allocation.holder), entry.allocation.share_ratio
             account = self._account(tenant, now)
+            before_s = account.held_s
             self._add(account, holder_id, holders[holder_id], share)
             if is_new and entry.start is None and self._polled is not None:
                 account.held_s += share * _half(entry.confirmed - self._polled, longest_s(entry.renewed_s))
+            if holder_id[0] in unmetered:
+                account.unmetered_s += account.held_s - before_s
             shown[holder_id] = _Last(tenant, share, entry.confirmed, entry.renewed_s)
         for holder_id, last in self._last.items():
             if holder_id not in shown:
@@ -106,6 +124,7 @@ class Tenants:
         self._last, self._polled = shown, now
         for key in [key for key, account in self.accounts.items() if now - account.seen > KEEP_S]:
             del self.accounts[key]
+            self._born.pop(key, None)
 
     def _add(self, tenant: TenantAccount, holder_id: AllocationId, holder: HolderAccount, share: float) -> None:
         """Add the growth of this holder's account since the last call to the tenant's account."""
@@ -122,7 +141,10 @@ class Tenants:
             del self._booked[gone]
 
     def _account(self, key: TenantKey, now: float) -> TenantAccount:
-        account = self.accounts.setdefault(self._key_of(key), TenantAccount(now))
+        key = self._key_of(key)
+        if key not in self.accounts:
+            self.accounts[key], self._born[key] = TenantAccount(now), now
+        account = self.accounts[key]
         account.seen = now
         return account
 
@@ -132,12 +154,17 @@ class Tenants:
             return key
         return key._replace(namespace=key.namespace and OTHER, account="" if key.namespace else OTHER, user="")
 
-    def totals(self) -> Iterable[tuple[TenantKey, TenantTotals]]:
-        """Every tenant, in order."""
+    def totals(self, now: float = math.inf) -> Iterable[tuple[TenantKey, TenantTotals]]:
+        """The totals of every tenant for publication at `now` (monotonic seconds), in order; by default the exact ones.
+
+        No energy (None) for a tenant that has held a board without an energy counter: it used more than was counted.
+        """
         for key, account in sorted(self.accounts.items()):
             totals = TenantTotals(*(getattr(account, counter) for counter in COUNTERS))
-            # A board without an energy counter has used energy too, and 0 would be a number that no counter reported.
-            yield key, totals._replace(energy_j=totals.energy_j or None)
+            is_metered = totals.energy_j and not account.unmetered_s
+            if now < self._born.get(key, -math.inf) + self.first_s:
+                totals = NOTHING
+            yield key, totals if is_metered else totals._replace(energy_j=None)
 
 
 def tenant_of(holder: Holder) -> TenantKey:

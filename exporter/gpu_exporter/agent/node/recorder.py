@@ -84,10 +84,8 @@ class NodeRecorder(NamedTuple):
         )
 
     def _list_tenants(self) -> Iterator[tuple[TenantKey, TenantTotals]]:
-        for key, totals in self.ledger.tenants.totals():
-            shown = totals if self.state is None else self.state.bound_tenant(key, totals)
-            if shown is not None:
-                yield key, shown
+        for key, totals in self.ledger.tenants.totals(self.now):
+            yield key, totals if self.state is None else self.state.bound_tenant(key, totals)
 
     def _read_unit(self, unit: UnitId) -> UnitTotals | None:
         totals = self.ledger.unit_totals(unit, self.now, self.wall)

@@ -81,6 +81,8 @@ class Runtime:
         self.node = NodeState(
             settings, clock, state, host.processes, asks_slurm=any(s.name == "slurm" for s in sources)
         )
+        tenants = self.node.ledger.tenants
+        tenants.first_s = max(tenants.first_s, 2 * publishing.interval_s)  # so that two textfiles have the 0
         directory = state.path.parent if state is not None else host.directory
         boot_id = read_boot_id()
         self.inventory = InventoryKeeper(ExpectedDevices(directory, boot_id), host.sysfs, backend.vendor, boot_id)
