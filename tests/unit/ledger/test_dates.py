@@ -91,9 +91,36 @@ def test_a_clock_that_was_set_moves_the_dates_once(bench: Bench) -> None:
     assert after[0] is not None
     assert before[0] is not None
     assert after[0] - before[0] == pytest.approx(3_600.0, abs=0.02)
+    assert after[2] - before[2] == pytest.approx(3_600.0, abs=0.02)
     for _ in range(60):
         bench.run(1, 0.0)
-        assert bench.dates()[:2] == after[:2]
+        assert bench.dates() == after
+
+
+@pytest.mark.parametrize("set_by", [-7_200.0, -600.0, 86_400.0])
+def test_the_age_of_a_holder_is_right_after_its_clock_was_set_also_over_a_restart(
+    bench: Bench, tmp_path: Path, set_by: float
+) -> None:
+    """Else its idle run is longer than its age, and it is unknown for ever."""
+    bench.run(3_000, 0.0)
+    bench.set_by = set_by
+    state = StateFile(tmp_path, 10.0, "boot")
+    state.commit(state.prepare(bench.ledger))
+    bench.ledger = Ledger(RULES, bench.now)
+    assert state.restore(bench.ledger) == ""
+    bench.charge_poll()
+    bench.run(5, 0.0)
+    assert bench.wall - bench.dates()[2] == pytest.approx(3_015.0, abs=0.02)
+
+
+def test_a_start_that_a_scheduler_states_stays_as_stated(bench: Bench) -> None:
+    bench.allocation = bench.allocation._replace(
+        holder=POD._replace(key=HolderKey("slurm", "lab/7/0/100"), start_wall=WALL - 100.0)
+    )
+    bench.charge_poll()
+    bench.run(10, 0.0)
+    bench.set_by = -3_600.0
+    assert bench.dates()[2] == WALL - 100.0
 
 
 def test_dates_survive_a_restart(bench: Bench, tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ class HolderAccount:
     - `running`, `alone`: whether the holder could work, and was alone on the unit, at the last poll.
     - `working`: since when the holder's program can work. Infinite while the program is not known to run, None if the
       source does not report it.
+    - `first_seen`: when a poll first showed the holder (monotonic seconds). None if the source states the start, or in
+      a state file of an older version: `start_wall` is then never changed.
     - `longest_gap_s`: the longest idle run that ended with work.
     - `renewed_s`: the interval at which the source confirms the holder, 0 for every poll.
 
@@ -87,6 +89,7 @@ class HolderAccount:
     working: float | None = None
     run_unknown_s: float = 0.0
     run_witnesses: int = 0
+    first_seen: float | None = None
     longest_gap_s: float = 0.0
     renewed_s: float = 0.0
     stalled_s: float = 0.0
@@ -122,3 +125,14 @@ def read_date(account: UnitAccount | HolderAccount, now: float, wall: float) -> 
     if kept is None or kept[0] != account.last_active or abs(kept[1] - fresh) > STEP_S:
         kept = account.last_active_wall = (account.last_active, round(fresh, 3))
     return kept[1]
+
+
+def read_start(account: HolderAccount, now: float, wall: float) -> float:
+    """Unix seconds of the holder's start, to the millisecond. A start that the exporter itself saw moves with the wall
+    clock if that was set, so that the holder's age stays right. A start that Slurm or the kubelet states stays theirs.
+    """
+    if account.first_seen is not None:
+        fresh = wall - (now - account.first_seen)
+        if abs(fresh - account.start_wall) > STEP_S:
+            account.start_wall = fresh
+    return round(account.start_wall, 3)

@@ -29,7 +29,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount, UnitAccount, read_date
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount, UnitAccount, read_date, read_start
 from gpu_exporter.agent.ledger.division import Charge, Division, Waiting, divide_joules, merge_active
 from gpu_exporter.agent.ledger.records import HolderPresence, Holding, Pending, UnitRecord
 from gpu_exporter.agent.ledger.ring import Ring
@@ -339,7 +339,9 @@ class Ledger:
             oldest = self.started if has_ended else now - self.rules.longest_unconfirmed_s(entry.renewed_s)
             begin = min(entry.confirmed, max(entry.start, self.started, oldest, other if other is not None else oldest))
         start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
-        found = self.holdings[holder_id] = Holding(HolderAccount(begin, begin, begin, start_wall, known_until=begin))
+        account = HolderAccount(begin, begin, begin, start_wall, known_until=begin)
+        account.first_seen = entry.confirmed if holder.start_wall is None else None
+        found = self.holdings[holder_id] = Holding(account)
         return found
 
     def _charge(
@@ -592,7 +594,7 @@ class Ledger:
         if holding is None or holding.presence is not HolderPresence.PRESENT:
             return None
         account = holding.account
-        last_active, start = read_date(account, now, wall), round(account.start_wall, 3)
+        last_active, start = read_date(account, now, wall), read_start(account, now, wall)
         return HolderTotals(
             held_s=account.held_s,
             known=account.known,

@@ -218,13 +218,21 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
     held_s = [wall - _number(unit.start_wall) for unit in units]
     if not all(math.isfinite(seconds) for seconds in held_s):
         return "unknown", "the start of the allocation is not known"
+    if min(held_s) < -fresh_s:
+        ahead = _minutes(-min(held_s))
+        return (
+            "unknown",
+            f"its start is {ahead} ahead: the clock of its node was set back, or the clock of Slurm is wrong",
+        )
     if not min(held_s) >= policy.startup_grace:
         return "starting", f"held for {_minutes(min(held_s))}; judged only after {_minutes(policy.startup_grace)}"
     idle = sum(run >= windows.candidate_s for run in runs)
     if not idle:
         return "active", f"longest idle run {_minutes(max(runs))}, below {_minutes(windows.candidate_s)}"
     if max(runs) > min(held_s) + fresh_s:
-        return "unknown", "an idle run is longer than the allocation: two holders may have the same name"
+        more = _minutes(max(runs) - min(held_s))
+        why = "a clock was set since its start, or two holders have the same name"
+        return "unknown", f"an idle run is {more} longer than the allocation: {why}"
     if holder.counts_from is not None:
         known_s = wall - holder.counts_from
         if not known_s >= windows.candidate_s:
