@@ -79,7 +79,16 @@ def spinning(run_s: float) -> tuple[HeldGpu, ...]:
 )
 def test_unused_gpu(about: dict[str, Any], confidence: str | None) -> None:
     """A GPU in a run without progress does not work: it may wait for this one."""
-    assert found(case("held_no_process", about=about)).get("unused_gpu") == confidence
+    one = case("held_no_process", about=about, processes={"ranks": 2})
+    assert found(one).get("unused_gpu") == confidence
+
+
+@pytest.mark.parametrize(("ranks", "confidence"), [(1, "medium"), (2, "low"), (None, "low")])
+def test_a_context_of_the_only_process_is_no_rank_that_waits(ranks: int | None, confidence: str) -> None:
+    """TensorFlow and JAX open a context on each GPU that they see."""
+    shared = (HeldGpu("GPU-0", "0", 0.0, 1.0), HeldGpu("GPU-1", "1", 0.8, 1.0))
+    one = case("held_idle", about={"members": shared, "processes": 1.0}, processes={"ranks": ranks})
+    assert found(one).get("unused_gpu") == confidence
 
 
 @pytest.mark.parametrize(
