@@ -460,11 +460,16 @@ def test_link_degraded(share: float, confidence: str | None) -> None:
     assert found(one).get("link_degraded") == confidence
 
 
-def with_bursts(at: tuple[int, ...], within: float, between: float = 0.9, **changes: Any) -> CauseCase:
+def with_bursts(
+    at: tuple[int, ...], within: float, between: float = 0.9, pauses: tuple[int, ...] = (), number: int = 40, **changes: Any
+) -> CauseCase:
+    """`pauses`: looks in which the GPU rests as in a burst, but nothing is written."""
     looks = [
-        HostLook(evidence(position, **(BURST | changes)), within) if position in at else HostLook(evidence(position), between)
-        for position in range(40)
-    ]  # fmt: skip
+        HostLook(evidence(position, **(BURST | changes)), within)
+        if position in at
+        else HostLook(evidence(position), within if position in pauses else between)
+        for position in range(number)
+    ]
     return case("bursty", about={"looks": tuple(looks)})
 
 
@@ -478,6 +483,10 @@ def with_bursts(at: tuple[int, ...], within: float, between: float = 0.9, **chan
         (with_bursts((3, 4, 5, 6), 0.1), None),  # one long burst
         (with_bursts((3, 10, 20, 30), 0.9), None),  # the GPU works on
         (with_bursts((3, 10, 20, 30), 0.1, 0.15), None),  # it does not work between either
+        (with_bursts((3, 10, 20, 30), 0.1, 0.5), "high"),
+        (with_bursts((3, 10, 20, 30), 0.1, pauses=(15, 16)), "high"),  # an evaluation
+        (with_bursts((3, 10, 20, 30), 0.1, pauses=(4, 5, 21, 22)), None),  # it waits for its next input
+        (with_bursts((0, 2, 4, 6), 0.1, number=7), None),  # three looks do not show what it does between
         (with_bursts((3, 10, 20, 30), 0.1, written=0.0, sent=3e7), "high"),  # over the network
     ],
 )
