@@ -189,7 +189,7 @@ CAUSES: Mapping[str, Meaning] = {
     ),
     "pinned_loaders": Meaning(
         "loaders bound to few CPUs",
-        "processes other than those on the GPU may run only on {bound_cpus} of its {cpus} CPUs",
+        "processes other than those on the GPU may run only on {bound_cpus} of {cpus} CPUs",
         "remove the binding to CPUs: taskset, numactl, GOMP_CPU_AFFINITY, KMP_AFFINITY, a library",
         is_training=True,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.cpu_oversubscribed import is_oversubscribed
+from gpu_exporter.diagnosis.causes.pinned_loaders import judge as judge_binding
 from gpu_exporter.diagnosis.causes.shortage import OWN, find_cpus, find_short_of_cpu
 
 ADVICE = (
@@ -30,7 +31,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     rank, cpus = case.average_processes(lambda each: each.rank_cores), find_cpus(case)
     if rank is None:
         return need(case)
-    if cpus is None or not is_input_bound(case):
+    if cpus is None or not is_input_bound(case) or isinstance(judge_binding(case), Cause):
         return None
     number = max((each.loaders or 0 for each in case.seen), default=0)
     loaders = case.average_processes(lambda each: each.loader_cores) or 0.0

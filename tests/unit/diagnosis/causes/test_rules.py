@@ -398,13 +398,22 @@ EIGHT = {"loaders": 8, "named_loaders": 8, "loader_cores": 0.98, "loader_most": 
         (EIGHT, {"cpus": 1.0, "quota": 1.0}, None),  # it has no other CPU
         (EIGHT, NO_LIMIT, "high"),  # 64 of the host
         ({**EIGHT, "cpus": 4}, NO_LIMIT, "high"),  # of four to which its launcher is bound
-        ({**EIGHT, "cpus": 1}, NO_LIMIT, None),  # all of it is bound, as Slurm does where it confines no job
+        ({**EIGHT, "cpus": 1}, NO_LIMIT, "medium"),  # all of it is bound, as Slurm does where it confines no job
+        ({**EIGHT, "cpus": 1}, {**NO_LIMIT, "host_busy": 0.999}, None),  # elsewhere is no free CPU
         ({**EIGHT, "loaders": 32, "loader_cpus": 32, "loader_cores": 28.0, "cpus": 32}, NO_LIMIT, None),
     ],
 )
 def test_pinned_loaders(processes: dict[str, Any], changes: dict[str, Any], confidence: str | None) -> None:
     one = case(processes=processes, **{"cores": 1.3, **changes})
     assert found(one).get("pinned_loaders") == confidence
+
+
+def test_where_all_of_a_job_is_bound_the_binding_is_named_and_not_its_work() -> None:
+    """Cheaper samples would help too, but CPUs are free, and a library may have bound the job by mistake."""
+    one = case(processes={**EIGHT, "cpus": 1, "rank_cores": 0.1}, cores=1.0, **NO_LIMIT)
+    assert found(one) == {"pinned_loaders": "medium"}
+    assert "Slurm" in the(one, "pinned_loaders").against
+    assert the(one, "pinned_loaders").advice.startswith("if Slurm binds the job, ask for more CPUs")
 
 
 @pytest.mark.parametrize(
