@@ -15,6 +15,7 @@ from gpu_exporter.diagnosis.causes.shortage import NOBODY, find_cpus, find_short
 MOST = 0.75  # share of the loaders that work: if the others wait, loaders are not the limit
 ONE = "one process beside those on the GPU uses a whole CPU"
 REPORTED = "only the report of the loop shows that it has loaders: before torch 2.5 these have no name"
+PACED = "loaders that wait for a source with its own pace, such as a camera, look the same"
 NAMELESS = "their purpose is not known: only loaders of torch 2.5 and newer have a name"
 STREAMS = 5e6  # bytes per second, from disks or the network, that loaders may wait for
 COMPUTES = 3.0  # CPUs: a process on the GPU that uses more computes by itself
@@ -63,10 +64,10 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
         return None  # these threads want the free CPUs
     full = case.average_processes(lambda each: float(each.full_loaders)) or 0.0
     busy = case.average_processes(lambda each: float(each.busy_loaders)) or 0.0
+    pace, number = find_pace(case), max((each.loaders or 0 for each in case.seen), default=0)
+    waits = pace is not None and (pace.wait or 0.0) >= case.rules.wait_min
     if full >= MOST * max(1.0, busy) and rank < case.rules.full_ratio:
-        number = max(each.loaders or 0 for each in case.seen)
-        pace = find_pace(case)
-        loads = case.has_loaders or (pace is not None and (pace.wait or 0.0) >= case.rules.wait_min)
+        loads = case.has_loaders or waits
         if not loads:  # a server's front end, environments, a tokenizer
             said = (
                 f"{full:.0f} of {number} processes beside those on the GPU use a whole CPU each" if number > 1 else ONE
@@ -76,7 +77,11 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
         confidence, against = (HIGH, "") if case.has_loaders else (MEDIUM, REPORTED)
         what = f"{full:.0f} of {number} loaders never wait" if number > 1 else "its only loader never waits"
     elif case.has_loaders and busy < MOST:
-        return _judge_waiting(case, max(each.loaders or 0 for each in case.seen))
+        return _judge_waiting(case, number)
+    elif case.has_loaders and waits and pace is not None and "num_workers" not in pace.facts:
+        # The queue is empty, so no loader waits for the loop. A loop that knows its loader has measured it better.
+        confidence, against = LOW, PACED
+        what = f"{busy:.0f} of its {number} loaders work, and pause at times"
     elif case.rules.full_ratio <= rank <= COMPUTES and busy < MOST:
         moved = _count_read(case)
         confidence = MEDIUM if moved >= READS else LOW
