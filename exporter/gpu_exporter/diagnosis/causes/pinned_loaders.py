@@ -7,11 +7,6 @@ from gpu_exporter.diagnosis.causes.advice import bound_gain
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.shortage import find_cpus
 
-UNBIND = (
-    "if Slurm binds the job, ask for more CPUs (--cpus-per-task); otherwise remove the binding: taskset, numactl,"
-    " GOMP_CPU_AFFINITY, KMP_AFFINITY, a library"
-)
-
 
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.seen:
@@ -34,7 +29,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         HIGH if case.has_loaders and not is_whole else MEDIUM,
         f"{number} {who} may run only on {cpus} of {of} {most:.3g} CPUs, and use {used:.2g} of them",
         against="all of its processes are bound, as Slurm does where it confines no job" if is_whole else "",
-        advice=UNBIND if is_whole else None,
         gain=bound_gain(case),
         values=numbers(bound_cpus=float(cpus), cpus=most),
     )

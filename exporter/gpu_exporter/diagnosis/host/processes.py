@@ -103,7 +103,8 @@ class HolderProcesses:
         named = len(loaders)
         loaders = loaders or [each for each in others if (each.cores or 0.0) >= LOADER_CORES]
         cores = [each.cores or 0.0 for each in loaders]
-        launchers = [each for each in others if (stat := stats.get(each.key)) is None or stat.name != SLURMSTEPD]
+        oldest = [each for each in others if (stat := stats.get(each.key)) is None or stat.name != SLURMSTEPD]
+        oldest = sorted(oldest, key=lambda each: each.pid)[:OLDEST]
         sizes = [size for each in loaders[:DETAILS_MAX] if (size := _resident(each.pid)) is not None]
         return evidence._replace(
             loaders=len(loaders),
@@ -114,7 +115,7 @@ class HolderProcesses:
             loader_most=max(cores, default=0.0),
             loader_bytes=max(sizes, default=None),
             loader_cpus=self._count_allowed(loaders),
-            cpus=self._count_allowed([*ours[:BOUND_OF], *loaders, *sorted(launchers, key=lambda each: each.pid)[:OLDEST]]),
+            cpus=self._count_allowed([*ours[:BOUND_OF], *loaders, *oldest]),
         )
 
     def _count_allowed(self, processes: Collection[_Process]) -> int | None:
