@@ -66,6 +66,7 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
     busy = case.average_processes(lambda each: float(each.busy_loaders)) or 0.0
     pace, number = find_pace(case), max((each.loaders or 0 for each in case.seen), default=0)
     waits = pace is not None and (pace.wait or 0.0) >= case.rules.wait_min
+    measures = pace is not None and "num_workers" in pace.facts
     if full >= MOST * max(1.0, busy) and rank < case.rules.full_ratio:
         loads = case.has_loaders or waits
         if not loads:  # a server's front end, environments, a tokenizer
@@ -78,8 +79,8 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
         what = f"{full:.0f} of {number} loaders never wait" if number > 1 else "its only loader never waits"
     elif case.has_loaders and busy < MOST:
         return _judge_waiting(case, number)
-    elif case.has_loaders and waits and pace is not None and "num_workers" not in pace.facts:
-        # The queue is empty, so no loader waits for the loop. A loop that knows its loader has measured it better.
+    elif case.has_loaders and waits and not measures and rank < case.rules.full_ratio:
+        # The queue is empty, so no loader waits for the loop.
         confidence, against = LOW, PACED
         what = f"{busy:.0f} of its {number} loaders work, and pause at times"
     elif case.rules.full_ratio <= rank <= COMPUTES and busy < MOST:
@@ -131,7 +132,8 @@ RULE = Rule(
     needs="the CPU time of each process, and CPUs that are free",
     against=(
         "processes without the name of a loader (before torch 2.5), and loaders that wait while data arrive: low,"
-        " unless the loop reports that it waits. Without loaders, a loop that starts many small kernels looks the same,"
+        " unless the loop reports that it waits. Loaders that pause while the loop waits: medium, since their source may"
+        " have its own pace. Without loaders, a loop that starts many small kernels looks the same,"
         " so the confidence is low unless the process reads data"
     ),
 )

@@ -105,6 +105,7 @@ HALF = {"loaders": 2, "named_loaders": 2, "busy_loaders": 2, "loader_cores": 1.0
         (case(processes=HALF), None),
         (inside(0.61, facts={"num_workers": 2}, processes=HALF), None),  # the hook has seen that more do not help
         (inside(0.61, processes={**HALF, "named_loaders": 0}), None),
+        (inside(0.61, processes={**HALF, "rank_cores": 0.98}), None),  # it makes the batch from their samples by itself
     ],
 )
 def test_loaders_that_pause_are_too_few_where_the_loop_waits_for_them(one: CauseCase, confidence: str | None) -> None:
