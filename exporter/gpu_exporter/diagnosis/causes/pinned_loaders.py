@@ -5,7 +5,8 @@ from __future__ import annotations
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.advice import bound_gain
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
-from gpu_exporter.diagnosis.causes.shortage import find_cpus
+from gpu_exporter.diagnosis.causes.cpu_bound_input import MOST
+from gpu_exporter.diagnosis.causes.shortage import is_all_bound
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
@@ -16,11 +17,10 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         return None
     cpus, number = allowed.pop() or 0, min(each.loaders or 0 for each in case.seen)
     used = case.average_processes(lambda each: each.loader_cores) or 0.0
-    found = find_cpus(case)
-    is_whole = case.limit is None and case.bound == cpus and found is not None and not found.is_full
-    host = case.recent[-1].host_cpus
+    is_whole, host = case.bound == cpus and is_all_bound(case), case.recent[-1].host_cpus
     most = host if is_whole else case.limit or case.bound or host
-    if most is None or not 0 < cpus < min(float(number), most) or used < case.rules.full_ratio * cpus:
+    least = MOST * (case.average(lambda each: each.cores) or 0.0) if is_whole else case.rules.full_ratio * cpus
+    if most is None or not 0 < cpus < most or used < least or (cpus >= number and not is_whole):
         return None
     of = "the host's" if is_whole else "its"
     who = "loaders" if case.has_loaders else "processes beside those on the GPU"

@@ -83,6 +83,14 @@ def find_short_of_cpu(case: CauseCase) -> str:
     return SITE if cpus.is_full and waits else NOBODY
 
 
+def is_all_bound(case: CauseCase) -> bool:
+    """Whether a holder without a limit uses up the CPUs to which all its processes are bound, while others are free."""
+    cpus = find_cpus(case)
+    if cpus is None or cpus.limit is not None or cpus.is_full or case.bound is None:
+        return False
+    return find_short_of_cpu(case) == OWN
+
+
 def _runs_out(case: CauseCase, near: float) -> bool:
     """Whether the quota runs out for longer than the loaders' queue of samples can bridge."""
     throttled, pressure = case.throttled or 0.0, case.average(lambda each: each.pressure_cpu)

@@ -132,8 +132,8 @@ RULE = Rule(
     needs="the CPU time of each process, and CPUs that are free",
     against=(
         "processes without the name of a loader (before torch 2.5), and loaders that wait while data arrive: low,"
-        " unless the loop reports that it waits. Loaders that pause while the loop waits: medium, since their source may"
-        " have its own pace. Without loaders, a loop that starts many small kernels looks the same,"
+        " unless the loop reports that it waits. Loaders that pause while the loop waits: medium, since their source"
+        " may have its own pace. Without loaders, a loop that starts many small kernels looks the same,"
         " so the confidence is low unless the process reads data"
     ),
 )

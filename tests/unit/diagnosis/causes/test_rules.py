@@ -398,7 +398,11 @@ EIGHT = {"loaders": 8, "named_loaders": 8, "loader_cores": 0.98, "loader_most": 
         (EIGHT, {"cpus": 1.0, "quota": 1.0}, None),  # it has no other CPU
         (EIGHT, NO_LIMIT, "high"),  # 64 of the host
         ({**EIGHT, "cpus": 4}, NO_LIMIT, "high"),  # of four to which its launcher is bound
-        ({**EIGHT, "cpus": 1}, NO_LIMIT, "medium"),  # all of it is bound, as Slurm does where it confines no job
+        # All of it is bound, as Slurm does where it confines no job.
+        ({**EIGHT, "cpus": 1}, NO_LIMIT, "medium"),
+        ({**EIGHT, "cpus": 1, "loader_cores": 0.8}, {**NO_LIMIT, "cores": 0.98}, "medium"),  # beside the rank
+        ({**EIGHT, "cpus": 1, "loader_cores": 0.4}, {**NO_LIMIT, "cores": 0.98}, None),
+        ({**EIGHT, "cpus": 1, "loader_cores": 0.8}, {**NO_LIMIT, "cores": 0.9}, None),  # some of it is left
         ({**EIGHT, "cpus": 1}, {**NO_LIMIT, "host_busy": 0.999}, None),  # elsewhere is no free CPU
         ({**EIGHT, "loaders": 32, "loader_cpus": 32, "loader_cores": 28.0, "cpus": 32}, NO_LIMIT, None),
     ],
@@ -406,14 +410,6 @@ EIGHT = {"loaders": 8, "named_loaders": 8, "loader_cores": 0.98, "loader_most": 
 def test_pinned_loaders(processes: dict[str, Any], changes: dict[str, Any], confidence: str | None) -> None:
     one = case(processes=processes, **{"cores": 1.3, **changes})
     assert found(one).get("pinned_loaders") == confidence
-
-
-def test_where_all_of_a_job_is_bound_the_binding_is_named_and_not_its_work() -> None:
-    """Cheaper samples would help too, but CPUs are free, and a library may have bound the job by mistake."""
-    one = case(processes={**EIGHT, "cpus": 1, "rank_cores": 0.1}, cores=1.0, **NO_LIMIT)
-    assert found(one) == {"pinned_loaders": "medium"}
-    assert "Slurm" in the(one, "pinned_loaders").against
-    assert "or ask Slurm for more CPUs" in the(one, "pinned_loaders").advice
 
 
 @pytest.mark.parametrize(
@@ -684,13 +680,18 @@ def test_rank_0_that_prepares_data_on_the_cpus_is_no_gpu_that_nobody_needs() -> 
     assert "cpu_work" not in found(calm)
 
 
-@pytest.mark.parametrize(("allowed", "is_told"), [(1, True), (8, False)])
-def test_a_holder_whose_processes_are_bound_hears_that_a_library_may_do_it(allowed: int, is_told: bool) -> None:
-    """Slurm binds jobs too, so what binds it is not named. On eight of eight CPUs, nothing does."""
+@pytest.mark.parametrize(("allowed", "causes"), [(1, {"pinned_loaders": "medium"}), (8, {"cpu_bound_input": "high"})])
+def test_where_all_of_a_holder_is_bound_the_binding_is_named_and_not_who_made_it(
+    allowed: int, causes: dict[str, str]
+) -> None:
+    """Slurm binds jobs too. On eight of eight CPUs, nothing binds it."""
     cores = 0.99 * allowed
     loaders = {"loaders": 12, "named_loaders": 12, "loader_cores": 0.9 * cores, "rank_cores": 0.1}
-    seen = {**loaders, "cpus": allowed, "runnable": allowed + 1}
+    seen = {**loaders, "cpus": allowed, "loader_cpus": allowed, "runnable": allowed + 1}
     one = case(processes=seen, cpus=None, quota=None, cores=cores, host_cpus=8.0, host_busy=cores / 8)
-    cause = the(one, "cpu_bound_input")
-    assert ("its processes may run only on 1 of the host's 8" in cause.evidence) == is_told
-    assert ("if a library binds its processes, and not Slurm" in cause.advice) == is_told
+    assert found(one) == causes
+    if allowed == 1:
+        cause = the(one, "pinned_loaders")
+        assert cause.evidence.startswith("12 loaders may run only on 1 of the host's 8 CPUs")
+        assert "as Slurm does" in cause.against
+        assert "or ask Slurm for more CPUs" in (cause.advice or "")
