@@ -17,6 +17,7 @@ ONE = "one process beside those on the GPU uses a whole CPU"
 REPORTED = "only the report of the loop shows that it has loaders: before torch 2.5 these have no name"
 PACED = "loaders that wait for a source with its own pace, such as a camera, look the same"
 NAMELESS = "their purpose is not known: only loaders of torch 2.5 and newer have a name"
+THREADED = 1.2  # CPUs of each loader: one that uses more has threads, so a whole CPU does not show that it is full
 STREAMS = 5e6  # bytes per second, from disks or the network, that loaders may wait for
 COMPUTES = 3.0  # CPUs: a process on the GPU that uses more computes by itself
 READS = 1e6  # bytes per second that speak for a process that loads its samples itself
@@ -68,6 +69,8 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
     waits = pace is not None and (pace.wait or 0.0) >= case.rules.wait_min
     measures = pace is not None and "num_workers" in pace.facts
     if full >= MOST * max(1.0, busy) and rank < case.rules.full_ratio:
+        if (case.average_processes(lambda each: each.loader_cores) or 0.0) > THREADED * max(1.0, busy):
+            return None
         loads = case.has_loaders or waits
         if not loads:  # a server's front end, environments, a tokenizer
             said = (

@@ -233,6 +233,7 @@ def test_cpu_bound_input(changes: dict[str, Any], processes: dict[str, Any] | No
         ({}, LOADER, "high"),
         ({}, {**LOADER, "named_loaders": 0}, "low"),  # a server's front end, a tokenizer
         ({}, {**LOADER, "full_loaders": 0}, None),  # it waits too
+        ({"cores": 3.4}, {**LOADER, "loader_cores": 2.8}, None),  # its threads use several CPUs already
         ({"cpus": 2.0, "cores": 1.4}, LOADER, None),  # no CPU is free
         ({"cores": 2.5}, {**LOADER, "loaders": 2, "busy_loaders": 2, "full_loaders": 2}, "high"),
         ({"cores": 2.5}, {**LOADER, "loaders": 32, "busy_loaders": 31, "full_loaders": 1}, None),  # the others wait
@@ -244,6 +245,7 @@ def test_cpu_bound_input(changes: dict[str, Any], processes: dict[str, Any] | No
         ({"cores": 3.4, "read": 5e6}, {"rank_cores": 3.2}, None),  # it computes by itself
         ({"received": 4e7}, WAITING, "low"),  # from a bucket, or for the loop
         ({"read": 4e7}, WAITING, "low"),
+        ({"read": 4e7}, {**WAITING, "loader_cores": 1.6}, "low"),
         ({"received": 1e5, "read": 0.0}, {**WAITING, "rank_cores": 0.98}, None),  # they wait for the loop
         ({"host_busy": 0.99, "cpus": None, "quota": None, "cores": 1.1}, LOADER, None),  # others use the host
     ],
