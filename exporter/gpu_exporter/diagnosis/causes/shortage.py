@@ -78,7 +78,9 @@ def find_short_of_cpu(case: CauseCase) -> str:
         return OWN
     if cpus.limit is None and not cpus.is_full:
         return NOBODY
-    if near >= case.rules.full_ratio and (waits or (cpus.limit is None and waits is None)):
+    throttled, is_quota = case.throttled, cpus.limit is not None and cpus.limit == case.recent[-1].quota
+    is_left = is_quota and throttled is not None and throttled < case.rules.throttled_min  # the rest of it is free
+    if near >= case.rules.full_ratio and not is_left and (waits or (cpus.limit is None and waits is None)):
         return OWN
     return SITE if cpus.is_full and waits else NOBODY
 
