@@ -18,7 +18,7 @@ SPARE_WAITED = 0.1  # ... and in looks of which some are quieter, if tasks wait 
 LEAST = 0.01  # CPUs; the kernel takes no smaller quota than 1 ms in 100 ms
 USED_UP = 0.95  # of a limit: nothing is left
 CROWDED = 1.1  # threads that want to run for each CPU in use: fewer hardly wait, since they wait in turns
-WAITED = 0.25  # share of the time in which tasks waited for their quota (PSI); without PSI ...
+WAITED = 0.25  # share of the time in which tasks waited for their quota (PSI); without PSI, or on a full host ...
 THROTTLED = 0.5  # ... of the periods in which it ran out
 FAR = 0.8  # memory in use, as a share of the limit, below which no own limit explains a shortage
 
@@ -72,7 +72,7 @@ def find_short_of_cpu(case: CauseCase) -> str:
     if cpus is None:
         return NOBODY
     near, waits = cpus.used / max(cpus.entitled, LEAST), waits_for_cpu(case, cpus)
-    if cpus.limit is not None and _runs_out(case, near):
+    if cpus.limit is not None and _runs_out(case, near, cpus.is_full):
         return OWN
     if cpus.used >= USED_UP * max(cpus.most, LEAST):
         return OWN
@@ -93,12 +93,14 @@ def is_all_bound(case: CauseCase) -> bool:
     return find_short_of_cpu(case) == OWN
 
 
-def _runs_out(case: CauseCase, near: float) -> bool:
-    """Whether the quota runs out for longer than the loaders' queue of samples can bridge."""
+def _runs_out(case: CauseCase, near: float, is_full: bool) -> bool:
+    """Whether the quota runs out for longer than the loaders' queue of samples can bridge. On a full host, PSI does not
+    show that: tasks also wait for the CPUs that others use.
+    """
     throttled, pressure = case.throttled or 0.0, case.average(lambda each: each.pressure_cpu)
     if throttled < case.rules.throttled_min:
         return False
-    return pressure >= WAITED if pressure is not None else near >= USED_UP or throttled >= THROTTLED
+    return pressure >= WAITED if pressure is not None and not is_full else near >= USED_UP or throttled >= THROTTLED
 
 
 def waits_for_cpu(case: CauseCase, cpus: Cpus) -> bool | None:

@@ -216,6 +216,7 @@ def test_the_advice_on_threads_is_the_opposite_of_that_on_workers() -> None:
         ({**FULL, "cores": 0.8, "throttled": 0.4}, FEEDERS, None),  # loaders that work in turns reach the quota too
         ({**FULL, "cores": 0.8, "throttled": 0.4, "pressure_cpu": 0.3}, FEEDERS, "high"),  # and wait for it
         ({**FULL, "cores": 0.8, "throttled": 0.4, "pressure_cpu": 0.05}, FEEDERS, None),
+        ({**FULL, "cores": 0.8, "throttled": 0.4, "pressure_cpu": 0.3, "host_busy": 1.0}, FEEDERS, None),  # for others
         ({**FULL, "cores": 0.9, "throttled": 0.02}, FEEDERS, None),  # what is left of it is not taken
         ({**FULL, "cores": 0.9, "throttled": 0.02, "quota": None}, FEEDERS, "high"),  # a cpuset
         (FULL, {**FEEDERS, "named_loaders": 0}, "medium"),  # it is short, and only the work of these is known
