@@ -228,6 +228,17 @@ def test_the_cpus_on_which_loaders_may_run_are_counted_together(holder: Holder, 
     assert holder.look().processes.loader_cpus is None  # type: ignore[union-attr]
 
 
+def test_the_cpus_of_slurmstepd_are_not_those_of_its_job(holder: Holder, children: Children) -> None:
+    """With cgroup/v2 it lies in the job's cgroup, but is not bound when it binds the tasks."""
+    rank, launcher = children.start(SLEEP, name="rank"), children.start(SLEEP, name="slurmstepd")
+    holder.pids, holder.ranks = [rank, launcher], (rank,)
+    wait_for(lambda: psutil.Process(launcher).name() == "slurmstepd", "its name")
+    os.sched_setaffinity(rank, {min(os.sched_getaffinity(rank))})
+    seen = after_work(holder).processes
+    assert seen is not None
+    assert seen.cpus == 1
+
+
 def test_a_fork_bomb_costs_a_bounded_look_that_is_marked_as_partial(holder: Holder, children: Children) -> None:
     real = children.start(SLEEP)
     holder.pids = [real, *range(4_000_000, 4_000_000 + 20_000)]  # above every pid: they have ended already

@@ -189,8 +189,8 @@ CAUSES: Mapping[str, Meaning] = {
     ),
     "pinned_loaders": Meaning(
         "loaders bound to few CPUs",
-        "processes other than those on the GPU may run only on {bound_cpus} of its {cpus} CPUs",
-        "remove the binding to CPUs: taskset, numactl, GOMP_CPU_AFFINITY, KMP_AFFINITY, a library",
+        "processes other than those on the GPU may run only on {bound_cpus} of {cpus} CPUs",
+        "remove the binding (taskset, numactl, GOMP_CPU_AFFINITY, a library), or ask Slurm for more CPUs",
         is_training=True,
     ),
     "too_few_workers": Meaning(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import CauseCase, HostLook, Needs, Rule, need
@@ -10,22 +11,26 @@ from gpu_exporter.diagnosis.causes.case import CauseCase, HostLook, Needs, Rule,
 WORKS = 0.3  # mean utilization between the bursts
 COPY = 0.5  # received or read bytes, as a share of the written and sent ones
 FALLS = 0.5  # utilization in a burst, as a share of that between bursts: less is a pause
+OTHERS = 0.5  # pauses without a burst, as a share of the bursts: from here on, writing does not explain the pauses
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
     known = [look for look in case.looks if look.utilization is not None]
     if len(known) < case.rules.looks_min:
         return need(case)
-    bursts = _find_bursts([look for look in known if not _is_copy(look)], case.rules.burst_bytes)
+    least = case.rules.burst_bytes
+    bursts = _group([look for look in known if not _is_copy(look)], lambda look: _written(look) >= least)
     loud = [look for burst in bursts for look in burst]
-    quiet = [look for look in known if _written(look) < case.rules.burst_bytes]
-    if len(bursts) < case.rules.bursts_min or not quiet:
+    quiet = [look for look in known if _written(look) < least]
+    if len(bursts) < case.rules.bursts_min or len(quiet) < case.rules.looks_min:
         return None
     between, within = _mean(quiet), _mean(loud)
-    if between < WORKS or within > FALLS * between:
+    middle = (between + within) / 2
+    others = _group(known, lambda look: _written(look) < least and (look.utilization or 0.0) <= middle)
+    if between < WORKS or within > FALLS * between or len(others) >= OTHERS * len(bursts):
         return None
     always = all((look.utilization or 0.0) < between for look in loud)
-    sent = any((look.evidence.sent or 0.0) >= case.rules.burst_bytes for look in loud)
+    sent = any((look.evidence.sent or 0.0) >= least for look in loud)
     rate = sum(_written(look) for look in loud) / len(loud)
     return Cause(
         "checkpointing",
@@ -54,18 +59,9 @@ def _mean(looks: Sequence[HostLook]) -> float:
     return sum(look.utilization or 0.0 for look in looks) / len(looks)
 
 
-def _find_bursts(looks: Sequence[HostLook], least: float) -> list[list[HostLook]]:
-    """The readings with at least `least` written or sent bytes per second, as groups of consecutive readings."""
-    found: list[list[HostLook]] = []
-    was_loud = False
-    for look in looks:
-        is_loud = _written(look) >= least
-        if is_loud and was_loud:
-            found[-1].append(look)
-        elif is_loud:
-            found.append([look])
-        was_loud = is_loud
-    return found
+def _group(looks: Sequence[HostLook], belongs: Callable[[HostLook], bool]) -> list[list[HostLook]]:
+    """The readings that belong, in groups of consecutive ones."""
+    return [list(group) for is_one, group in groupby(looks, belongs) if is_one]
 
 
 RULE = Rule(
@@ -74,7 +70,7 @@ RULE = Rule(
     judge=judge,
     needs=(
         "bytes written to block devices and sent over the own network, and the utilization in the same "
-        "looks; three bursts in ten minutes"
+        "looks; three bursts in ten minutes, and fewer than half as many pauses without a burst"
     ),
     against=(
         "that the GPUs worked in some of the bursts. Checkpoints on NFS, Lustre and the like are never found, "

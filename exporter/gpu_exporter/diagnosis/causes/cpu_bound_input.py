@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
 from gpu_exporter.diagnosis.causes.cpu_oversubscribed import is_oversubscribed
-from gpu_exporter.diagnosis.causes.shortage import OWN, find_cpus, find_short_of_cpu
+from gpu_exporter.diagnosis.causes.shortage import OWN, find_cpus, find_short_of_cpu, is_all_bound
 
 ADVICE = (
     "make the samples cheaper on the CPU: decode and transform them once in advance, or on the GPU (DALI); or ask for"
@@ -30,22 +30,18 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     rank, cpus = case.average_processes(lambda each: each.rank_cores), find_cpus(case)
     if rank is None:
         return need(case)
-    if cpus is None or not is_input_bound(case):
+    if cpus is None or not is_input_bound(case) or is_all_bound(case):
         return None
     number = max((each.loaders or 0 for each in case.seen), default=0)
     loaders = case.average_processes(lambda each: each.loader_cores) or 0.0
     against = "" if rank < WAITS else f"the process on the GPU uses {rank:.1f} CPUs itself"
-    most = case.recent[-1].host_cpus
-    is_bound = cpus.limit is None and case.bound is not None and most is not None and case.bound < most
-    bound = f": its processes may run only on {case.bound:.3g} of the host's {most:.3g}" if is_bound else ""
-    unbind = "; if a library binds its processes, and not Slurm, remove that" if is_bound else ""
     who = "loaders" if case.has_loaders else "processes beside those on the GPU"
     return Cause(
         "cpu_bound_input",
         HIGH if rank < WAITS and case.has_loaders else MEDIUM,
-        f"{number} {who} use {loaders:.1f} of {max(cpus.entitled, cpus.used):.2g} CPUs, and none is left{bound}",
+        f"{number} {who} use {loaders:.1f} of {max(cpus.entitled, cpus.used):.2g} CPUs, and none is left",
         against=against if case.has_loaders else NAMELESS,
-        advice=(ADVICE if case.has_loaders else "make this work cheaper, or ask for more CPUs") + unbind,
+        advice=ADVICE if case.has_loaders else "make this work cheaper, or ask for more CPUs",
         gain=GAIN if case.has_loaders else "",
         values=numbers(used_cpus=loaders, cpus=max(cpus.entitled, cpus.used)),
     )

@@ -5,24 +5,30 @@ from __future__ import annotations
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.advice import bound_gain
 from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.cpu_bound_input import MOST
+from gpu_exporter.diagnosis.causes.shortage import is_all_bound
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.seen:
         return need(case)
     allowed = {each.loader_cpus for each in case.seen if each.loaders}
-    most = case.limit or case.bound or case.recent[-1].host_cpus
-    if len(allowed) != 1 or None in allowed or most is None:
+    if len(allowed) != 1 or None in allowed:
         return None
     cpus, number = allowed.pop() or 0, min(each.loaders or 0 for each in case.seen)
     used = case.average_processes(lambda each: each.loader_cores) or 0.0
-    if not 0 < cpus < min(float(number), most) or used < case.rules.full_ratio * cpus:
+    is_whole, host = case.bound == cpus and is_all_bound(case), case.recent[-1].host_cpus
+    most = host if is_whole else case.limit or case.bound or host
+    least = MOST * (case.average(lambda each: each.cores) or 0.0) if is_whole else case.rules.full_ratio * cpus
+    if most is None or not 0 < cpus < most or used < least or (cpus >= number and not is_whole):
         return None
+    of = "the host's" if is_whole else "its"
     who = "loaders" if case.has_loaders else "processes beside those on the GPU"
     return Cause(
         "pinned_loaders",
-        HIGH if case.has_loaders else MEDIUM,
-        f"{number} {who} may run only on {cpus} of its {most:.3g} CPUs, and use {used:.2g} of them",
+        HIGH if case.has_loaders and not is_whole else MEDIUM,
+        f"{number} {who} may run only on {cpus} of {of} {most:.3g} CPUs, and use {used:.2g} of them",
+        against="all of its processes are bound, as Slurm does where it confines no job" if is_whole else "",
         gain=bound_gain(case),
         values=numbers(bound_cpus=float(cpus), cpus=most),
     )
@@ -33,5 +39,8 @@ RULE = Rule(
     states=frozenset(("low", "bursty", "held_idle")),
     judge=judge,
     needs="the CPUs on which the loaders may run (Cpus_allowed_list), and the CPU time that they use",
-    against="processes without a loader's name: medium",
+    against=(
+        "processes without a loader's name; all processes of the holder bound to these CPUs, as Slurm does where it"
+        " confines no job: medium"
+    ),
 )

@@ -18,7 +18,7 @@ SPARE_WAITED = 0.1  # ... and in looks of which some are quieter, if tasks wait 
 LEAST = 0.01  # CPUs; the kernel takes no smaller quota than 1 ms in 100 ms
 USED_UP = 0.95  # of a limit: nothing is left
 CROWDED = 1.1  # threads that want to run for each CPU in use: fewer hardly wait, since they wait in turns
-WAITED = 0.25  # share of the time in which tasks waited for their quota (PSI); without PSI ...
+WAITED = 0.25  # share of the time in which tasks waited for their quota (PSI); without PSI, or on a full host ...
 THROTTLED = 0.5  # ... of the periods in which it ran out
 FAR = 0.8  # memory in use, as a share of the limit, below which no own limit explains a shortage
 
@@ -72,23 +72,35 @@ def find_short_of_cpu(case: CauseCase) -> str:
     if cpus is None:
         return NOBODY
     near, waits = cpus.used / max(cpus.entitled, LEAST), waits_for_cpu(case, cpus)
-    if cpus.limit is not None and _runs_out(case, near):
+    if cpus.limit is not None and _runs_out(case, near, cpus.is_full):
         return OWN
     if cpus.used >= USED_UP * max(cpus.most, LEAST):
         return OWN
     if cpus.limit is None and not cpus.is_full:
         return NOBODY
-    if near >= case.rules.full_ratio and (waits or (cpus.limit is None and waits is None)):
+    throttled, is_quota = case.throttled, cpus.limit is not None and cpus.limit == case.recent[-1].quota
+    is_left = is_quota and throttled is not None and throttled < case.rules.throttled_min  # the rest of it is free
+    if near >= case.rules.full_ratio and not is_left and (waits or (cpus.limit is None and waits is None)):
         return OWN
     return SITE if cpus.is_full and waits else NOBODY
 
 
-def _runs_out(case: CauseCase, near: float) -> bool:
-    """Whether the CPU quota runs out for so much of the time that the loaders' queue of samples becomes empty."""
+def is_all_bound(case: CauseCase) -> bool:
+    """Whether a holder without a limit uses up the CPUs to which all its processes are bound, while others are free."""
+    cpus = find_cpus(case)
+    if cpus is None or cpus.limit is not None or cpus.is_full or case.bound is None:
+        return False
+    return find_short_of_cpu(case) == OWN
+
+
+def _runs_out(case: CauseCase, near: float, is_full: bool) -> bool:
+    """Whether the quota runs out for longer than the loaders' queue of samples can bridge. On a full host, PSI does not
+    show that: tasks also wait for the CPUs that others use.
+    """
     throttled, pressure = case.throttled or 0.0, case.average(lambda each: each.pressure_cpu)
     if throttled < case.rules.throttled_min:
         return False
-    return pressure >= WAITED if pressure is not None else near >= USED_UP or throttled >= THROTTLED
+    return pressure >= WAITED if pressure is not None and not is_full else near >= USED_UP or throttled >= THROTTLED
 
 
 def waits_for_cpu(case: CauseCase, cpus: Cpus) -> bool | None:

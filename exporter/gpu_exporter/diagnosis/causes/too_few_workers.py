@@ -15,7 +15,9 @@ from gpu_exporter.diagnosis.causes.shortage import NOBODY, find_cpus, find_short
 MOST = 0.75  # share of the loaders that work: if the others wait, loaders are not the limit
 ONE = "one process beside those on the GPU uses a whole CPU"
 REPORTED = "only the report of the loop shows that it has loaders: before torch 2.5 these have no name"
+PACED = "loaders that wait for a source with its own pace, such as a camera, look the same"
 NAMELESS = "their purpose is not known: only loaders of torch 2.5 and newer have a name"
+THREADED = 1.2  # CPUs of each loader: one that uses more has threads, so a whole CPU does not show that it is full
 STREAMS = 5e6  # bytes per second, from disks or the network, that loaders may wait for
 COMPUTES = 3.0  # CPUs: a process on the GPU that uses more computes by itself
 READS = 1e6  # bytes per second that speak for a process that loads its samples itself
@@ -63,10 +65,13 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
         return None  # these threads want the free CPUs
     full = case.average_processes(lambda each: float(each.full_loaders)) or 0.0
     busy = case.average_processes(lambda each: float(each.busy_loaders)) or 0.0
+    pace, number = find_pace(case), max((each.loaders or 0 for each in case.seen), default=0)
+    waits = pace is not None and (pace.wait or 0.0) >= case.rules.wait_min
+    measures = pace is not None and "num_workers" in pace.facts
     if full >= MOST * max(1.0, busy) and rank < case.rules.full_ratio:
-        number = max(each.loaders or 0 for each in case.seen)
-        pace = find_pace(case)
-        loads = case.has_loaders or (pace is not None and (pace.wait or 0.0) >= case.rules.wait_min)
+        if (case.average_processes(lambda each: each.loader_cores) or 0.0) > THREADED * max(1.0, busy):
+            return None
+        loads = case.has_loaders or waits
         if not loads:  # a server's front end, environments, a tokenizer
             said = (
                 f"{full:.0f} of {number} processes beside those on the GPU use a whole CPU each" if number > 1 else ONE
@@ -76,7 +81,11 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
         confidence, against = (HIGH, "") if case.has_loaders else (MEDIUM, REPORTED)
         what = f"{full:.0f} of {number} loaders never wait" if number > 1 else "its only loader never waits"
     elif case.has_loaders and busy < MOST:
-        return _judge_waiting(case, max(each.loaders or 0 for each in case.seen))
+        return _judge_waiting(case, number)
+    elif case.has_loaders and waits and not measures and rank < case.rules.full_ratio:
+        # The queue is empty, so no loader waits for the loop.
+        confidence, against = LOW, PACED
+        what = f"{busy:.0f} of its {number} loaders work, and pause at times"
     elif case.rules.full_ratio <= rank <= COMPUTES and busy < MOST:
         moved = _count_read(case)
         confidence = MEDIUM if moved >= READS else LOW
@@ -126,7 +135,8 @@ RULE = Rule(
     needs="the CPU time of each process, and CPUs that are free",
     against=(
         "processes without the name of a loader (before torch 2.5), and loaders that wait while data arrive: low,"
-        " unless the loop reports that it waits. Without loaders, a loop that starts many small kernels looks the same,"
+        " unless the loop reports that it waits. Loaders that pause while the loop waits: medium, since their source"
+        " may have its own pace. Without loaders, a loop that starts many small kernels looks the same,"
         " so the confidence is low unless the process reads data"
     ),
 )

@@ -16,6 +16,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     if not used or len(case.members) < 2:
         return None
     is_proven = case.processes == 0.0 and all((each.processes or 0.0) > 0.0 for each in used)
+    is_same = bool(case.seen) and all(each.ranks == 1 for each in case.seen)  # it works on another GPU
     against = ""
     is_late = case.processes is None and works_on_cpus(case)
     if is_late:
@@ -26,7 +27,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against = "it has a process, so its turn may come; programs also open a context on each GPU that they see"
     return Cause(
         "unused_gpu",
-        HIGH if is_proven else LOW if case.processes or is_late else MEDIUM,
+        HIGH if is_proven else LOW if is_late or (case.processes and not is_same) else MEDIUM,
         f"{len(used)} of its {len(case.members)} GPUs here work, this one is idle"
         + (" and has no process" if is_proven else ""),
         against=against,
@@ -39,5 +40,8 @@ RULE = Rule(
     states=IDLE,
     judge=judge,
     needs="the utilization of all GPUs of the holder on the node, and whether they have processes",
-    against="that processes on GPUs are not visible (medium), or that one has a context on it and may wait (low)",
+    against=(
+        "that processes on GPUs are not visible (medium), or that a process has a context on it and may use it later:"
+        " medium if this is the only process and works on another GPU, low otherwise"
+    ),
 )

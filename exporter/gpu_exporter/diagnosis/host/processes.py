@@ -29,6 +29,7 @@ BOUND_OF, OLDEST = 8, 4  # ranks, and processes with the lowest pids, such as a 
 LOADER_CORES = 0.05  # of a CPU: less is a launcher that waits
 BUSY_CORES, FULL_CORES = 0.3, 0.85  # of a CPU: a loader that matters, and one that never waits
 LOADER_NAMES = ("pt_data_worker",)  # torch 2.5 and newer name their loaders; others are found by their work
+SLURMSTEPD = "slurmstepd"  # it binds the tasks of a job, but not itself
 NOTEBOOKS = frozenset(("jupyter-lab", "jupyter-noteboo", "jupyter-server", "jupyterhub-sing", "code-server", "rserver"))
 RUNNING = "R"
 # It ended, /proc is not readable, or this kernel's files lack what psutil looks for.
@@ -108,6 +109,8 @@ class HolderProcesses:
         named = len(loaders)
         loaders = loaders or [each for each in others if (each.cores or 0.0) >= LOADER_CORES]
         cores = [each.cores or 0.0 for each in loaders]
+        oldest = [each for each in others if (stat := stats.get(each.key)) is None or stat.name != SLURMSTEPD]
+        oldest = sorted(oldest, key=lambda each: each.pid)[:OLDEST]
         sizes = [size for each in loaders[:DETAILS_MAX] if (size := _resident(each.pid)) is not None]
         return evidence._replace(
             loaders=len(loaders),
@@ -118,7 +121,7 @@ class HolderProcesses:
             loader_most=max(cores, default=0.0),
             loader_bytes=max(sizes, default=None),
             loader_cpus=self._count_allowed(loaders),
-            cpus=self._count_allowed([*ours[:BOUND_OF], *loaders, *sorted(others, key=lambda each: each.pid)[:OLDEST]]),
+            cpus=self._count_allowed([*ours[:BOUND_OF], *loaders, *oldest]),
         )
 
     def _count_allowed(self, processes: Collection[_Process]) -> int | None:

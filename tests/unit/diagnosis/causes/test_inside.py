@@ -92,6 +92,27 @@ def test_loaders_that_wait_for_files_are_too_few_where_the_loop_waits_for_them()
     )
 
 
+HALF = {"loaders": 2, "named_loaders": 2, "busy_loaders": 2, "loader_cores": 1.0, "loader_most": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("one", "confidence"),
+    [
+        (inside(0.61, processes=HALF), "medium"),
+        (inside(0.61, is_gpu=False, processes=HALF), "low"),
+        (inside(0.15, processes=HALF), "low"),
+        (inside(0.05, processes=HALF), None),  # they wait for the loop
+        (case(processes=HALF), None),
+        (inside(0.61, facts={"num_workers": 2}, processes=HALF), None),  # the hook has seen that more do not help
+        (inside(0.61, processes={**HALF, "named_loaders": 0}), None),
+        (inside(0.61, processes={**HALF, "rank_cores": 0.98}), None),  # it makes the batch from their samples by itself
+    ],
+)
+def test_loaders_that_pause_are_too_few_where_the_loop_waits_for_them(one: CauseCase, confidence: str | None) -> None:
+    """While the loop waits, the queue is empty: no loader waits for the loop."""
+    assert found(one).get("too_few_workers") == confidence
+
+
 MEASURED = {"num_workers": 2, "workers_to_try": 23}
 
 

@@ -79,7 +79,16 @@ def spinning(run_s: float) -> tuple[HeldGpu, ...]:
 )
 def test_unused_gpu(about: dict[str, Any], confidence: str | None) -> None:
     """A GPU in a run without progress does not work: it may wait for this one."""
-    assert found(case("held_no_process", about=about)).get("unused_gpu") == confidence
+    one = case("held_no_process", about=about, processes={"ranks": 2})
+    assert found(one).get("unused_gpu") == confidence
+
+
+@pytest.mark.parametrize(("ranks", "confidence"), [(1, "medium"), (2, "low"), (None, "low")])
+def test_a_context_of_the_only_process_is_no_rank_that_waits(ranks: int | None, confidence: str) -> None:
+    """TensorFlow and JAX open a context on each GPU that they see."""
+    shared = (HeldGpu("GPU-0", "0", 0.0, 1.0), HeldGpu("GPU-1", "1", 0.8, 1.0))
+    one = case("held_idle", about={"members": shared, "processes": 1.0}, processes={"ranks": ranks})
+    assert found(one).get("unused_gpu") == confidence
 
 
 @pytest.mark.parametrize(
@@ -207,6 +216,9 @@ def test_the_advice_on_threads_is_the_opposite_of_that_on_workers() -> None:
         ({**FULL, "cores": 0.8, "throttled": 0.4}, FEEDERS, None),  # loaders that work in turns reach the quota too
         ({**FULL, "cores": 0.8, "throttled": 0.4, "pressure_cpu": 0.3}, FEEDERS, "high"),  # and wait for it
         ({**FULL, "cores": 0.8, "throttled": 0.4, "pressure_cpu": 0.05}, FEEDERS, None),
+        ({**FULL, "cores": 0.8, "throttled": 0.4, "pressure_cpu": 0.3, "host_busy": 1.0}, FEEDERS, None),  # for others
+        ({**FULL, "cores": 0.9, "throttled": 0.02}, FEEDERS, None),  # what is left of it is not taken
+        ({**FULL, "cores": 0.9, "throttled": 0.02, "quota": None}, FEEDERS, "high"),  # a cpuset
         (FULL, {**FEEDERS, "named_loaders": 0}, "medium"),  # it is short, and only the work of these is known
         (FULL, {**FEEDERS, "loader_cores": 0.3}, None),  # others use the CPUs
         (FULL, {**FEEDERS, "runnable": 40}, None),
@@ -224,6 +236,7 @@ def test_cpu_bound_input(changes: dict[str, Any], processes: dict[str, Any] | No
         ({}, LOADER, "high"),
         ({}, {**LOADER, "named_loaders": 0}, "low"),  # a server's front end, a tokenizer
         ({}, {**LOADER, "full_loaders": 0}, None),  # it waits too
+        ({"cores": 3.4}, {**LOADER, "loader_cores": 2.8}, None),  # its threads use several CPUs already
         ({"cpus": 2.0, "cores": 1.4}, LOADER, None),  # no CPU is free
         ({"cores": 2.5}, {**LOADER, "loaders": 2, "busy_loaders": 2, "full_loaders": 2}, "high"),
         ({"cores": 2.5}, {**LOADER, "loaders": 32, "busy_loaders": 31, "full_loaders": 1}, None),  # the others wait
@@ -235,6 +248,7 @@ def test_cpu_bound_input(changes: dict[str, Any], processes: dict[str, Any] | No
         ({"cores": 3.4, "read": 5e6}, {"rank_cores": 3.2}, None),  # it computes by itself
         ({"received": 4e7}, WAITING, "low"),  # from a bucket, or for the loop
         ({"read": 4e7}, WAITING, "low"),
+        ({"read": 4e7}, {**WAITING, "loader_cores": 1.6}, "low"),
         ({"received": 1e5, "read": 0.0}, {**WAITING, "rank_cores": 0.98}, None),  # they wait for the loop
         ({"host_busy": 0.99, "cpus": None, "quota": None, "cores": 1.1}, LOADER, None),  # others use the host
     ],
@@ -389,7 +403,12 @@ EIGHT = {"loaders": 8, "named_loaders": 8, "loader_cores": 0.98, "loader_most": 
         (EIGHT, {"cpus": 1.0, "quota": 1.0}, None),  # it has no other CPU
         (EIGHT, NO_LIMIT, "high"),  # 64 of the host
         ({**EIGHT, "cpus": 4}, NO_LIMIT, "high"),  # of four to which its launcher is bound
-        ({**EIGHT, "cpus": 1}, NO_LIMIT, None),  # all of it is bound, as Slurm does where it confines no job
+        # All of it is bound, as Slurm does where it confines no job.
+        ({**EIGHT, "cpus": 1}, NO_LIMIT, "medium"),
+        ({**EIGHT, "cpus": 1, "loader_cores": 0.8}, {**NO_LIMIT, "cores": 0.98}, "medium"),  # beside the rank
+        ({**EIGHT, "cpus": 1, "loader_cores": 0.4}, {**NO_LIMIT, "cores": 0.98}, None),
+        ({**EIGHT, "cpus": 1, "loader_cores": 0.8}, {**NO_LIMIT, "cores": 0.9}, None),  # some of it is left
+        ({**EIGHT, "cpus": 1}, {**NO_LIMIT, "host_busy": 0.999}, None),  # elsewhere is no free CPU
         ({**EIGHT, "loaders": 32, "loader_cpus": 32, "loader_cores": 28.0, "cpus": 32}, NO_LIMIT, None),
     ],
 )
@@ -451,11 +470,21 @@ def test_link_degraded(share: float, confidence: str | None) -> None:
     assert found(one).get("link_degraded") == confidence
 
 
-def with_bursts(at: tuple[int, ...], within: float, between: float = 0.9, **changes: Any) -> CauseCase:
+def with_bursts(
+    at: tuple[int, ...],
+    within: float,
+    between: float = 0.9,
+    pauses: tuple[int, ...] = (),
+    number: int = 40,
+    **changes: Any,
+) -> CauseCase:
+    """`pauses`: looks in which the GPU rests as in a burst, but nothing is written."""
     looks = [
-        HostLook(evidence(position, **(BURST | changes)), within) if position in at else HostLook(evidence(position), between)
-        for position in range(40)
-    ]  # fmt: skip
+        HostLook(evidence(position, **(BURST | changes)), within)
+        if position in at
+        else HostLook(evidence(position), within if position in pauses else between)
+        for position in range(number)
+    ]
     return case("bursty", about={"looks": tuple(looks)})
 
 
@@ -469,6 +498,10 @@ def with_bursts(at: tuple[int, ...], within: float, between: float = 0.9, **chan
         (with_bursts((3, 4, 5, 6), 0.1), None),  # one long burst
         (with_bursts((3, 10, 20, 30), 0.9), None),  # the GPU works on
         (with_bursts((3, 10, 20, 30), 0.1, 0.15), None),  # it does not work between either
+        (with_bursts((3, 10, 20, 30), 0.1, 0.5), "high"),
+        (with_bursts((3, 10, 20, 30), 0.1, pauses=(15, 16)), "high"),  # an evaluation
+        (with_bursts((3, 10, 20, 30), 0.1, pauses=(4, 5, 21, 22)), None),  # it waits for its next input
+        (with_bursts((0, 2, 4, 6), 0.1, number=7), None),  # three looks do not show what it does between
         (with_bursts((3, 10, 20, 30), 0.1, written=0.0, sent=3e7), "high"),  # over the network
     ],
 )
@@ -652,13 +685,18 @@ def test_rank_0_that_prepares_data_on_the_cpus_is_no_gpu_that_nobody_needs() -> 
     assert "cpu_work" not in found(calm)
 
 
-@pytest.mark.parametrize(("allowed", "is_told"), [(1, True), (8, False)])
-def test_a_holder_whose_processes_are_bound_hears_that_a_library_may_do_it(allowed: int, is_told: bool) -> None:
-    """Slurm binds jobs too, so what binds it is not named. On eight of eight CPUs, nothing does."""
+@pytest.mark.parametrize(("allowed", "causes"), [(1, {"pinned_loaders": "medium"}), (8, {"cpu_bound_input": "high"})])
+def test_where_all_of_a_holder_is_bound_the_binding_is_named_and_not_who_made_it(
+    allowed: int, causes: dict[str, str]
+) -> None:
+    """Slurm binds jobs too. On eight of eight CPUs, nothing binds it."""
     cores = 0.99 * allowed
     loaders = {"loaders": 12, "named_loaders": 12, "loader_cores": 0.9 * cores, "rank_cores": 0.1}
-    seen = {**loaders, "cpus": allowed, "runnable": allowed + 1}
+    seen = {**loaders, "cpus": allowed, "loader_cpus": allowed, "runnable": allowed + 1}
     one = case(processes=seen, cpus=None, quota=None, cores=cores, host_cpus=8.0, host_busy=cores / 8)
-    cause = the(one, "cpu_bound_input")
-    assert ("its processes may run only on 1 of the host's 8" in cause.evidence) == is_told
-    assert ("if a library binds its processes, and not Slurm" in cause.advice) == is_told
+    assert found(one) == causes
+    if allowed == 1:
+        cause = the(one, "pinned_loaders")
+        assert cause.evidence.startswith("12 loaders may run only on 1 of the host's 8 CPUs")
+        assert "as Slurm does" in cause.against
+        assert "or ask Slurm for more CPUs" in (cause.advice or "")
