@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.model.readings import WITNESSES_MIN
 from gpu_exporter.common.model.views import HourOfWork, Spin, Verdict
 from gpu_exporter.diagnosis.stalls.hour import HOUR_S
+from gpu_exporter.diagnosis.stalls.rules import StallRules
 
 
 class StateRules(NamedTuple):
@@ -29,6 +31,8 @@ class StateRules(NamedTuple):
     """... unless the memory is as active as this: the kernel waits for memory ..."""
     inefficient_over_s: float = HOUR_S
     """... for this time"""
+    spin_min: float = StallRules().utilization_min
+    """from this utilization on, a GPU may only wait"""
 
 
 def state_rules(settings: Settings) -> StateRules:
@@ -51,7 +55,9 @@ class Window(NamedTuple):
     activity (UnitTotals). `processes`: number of contexts on the unit now, None while not proven. `throttled_share`:
     share of the window with the harmful throttle reason that lasted longest, None if unknown. `lag_s`: how old the
     newest readings may be, because they wait until the holder is confirmed. `gap`: why a part of the time is unknown,
-    "" without a reason. `spin`: the run without progress. `hour`: means of the last hour, None while unknown.
+    "" without a reason. `note`: a value of the GPU that is not used, "" if all are. `witnesses`: the fewest witnesses
+    that were read in any part of the idle run. `spin`: the run without progress. `hour`: means of the last hour, None
+    while unknown.
     """
 
     values: Sequence[float | None]
@@ -63,6 +69,8 @@ class Window(NamedTuple):
     throttled_reason: str = ""
     lag_s: float = 15.0
     gap: str = ""
+    note: str = ""
+    witnesses: int = WITNESSES_MIN
     spin: Spin | None = None
     hour: HourOfWork | None = None
 
@@ -75,6 +83,11 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def judge_state(window: Window, rules: StateRules) -> Verdict:
     """The state of one allocation, with its evidence as text."""
+    verdict = _judge(window, rules)
+    return verdict._replace(evidence=f"{verdict.evidence}; {window.note}") if window.note else verdict
+
+
+def _judge(window: Window, rules: StateRules) -> Verdict:
     known = [value for value in window.values if value is not None]
     if window.held_s < rules.coverage_min * rules.window_s:
         seen, whole = describe_duration(window.held_s), describe_duration(rules.window_s)
@@ -98,6 +111,10 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
         return Verdict("bursty", f"p5 {low:.0%}, p95 {high:.0%}, mean {mean:.0%}")
     if mean <= rules.low_mean:
         return Verdict("low", f"mean {mean:.0%}")
+    if low >= rules.spin_min and window.spin is not None and window.spin.is_blind:
+        return Verdict(
+            "unknown", f"mean {mean:.0%}, but nothing shows whether it makes progress: {window.spin.unknown}"
+        )
     if window.hour is not None and _is_inefficient(window.hour, rules):
         hour, over = window.hour, describe_duration(rules.inefficient_over_s)
         few = f"{hour.sm:.0%} of the SMs had work and {hour.dram:.0%} of the memory bandwidth was used"
@@ -126,6 +143,8 @@ def _judge_zero(window: Window, needed_s: float) -> Verdict:
     if run_s < needed_s:
         before = f"{witnesses} before" if witnesses else "the time before is not known"
         return Verdict("unknown", f"utilization 0, but idle only for {idle}: {before}")
+    if window.witnesses < WITNESSES_MIN:
+        return Verdict("unknown", f"idle for {idle} by one witness only: this GPU reports nothing else that proves it")
     if window.processes == 0.0:
         return Verdict("held_no_process", f"idle for {idle}, no process on the GPU")
     return Verdict("held_idle", f"idle for {idle}")

@@ -33,7 +33,7 @@ def test_time_is_never_counted_twice(bench: Bench) -> None:
 
 
 def test_time_before_the_exporters_start_is_not_counted(bench: Bench) -> None:
-    bench.ledger.record(Activity(UNIT, (Span(START - 20, START - 10, 0.0), Span(START - 2, START + 1, 0.0)), 1))
+    bench.ledger.record(Activity(UNIT, (Span(START - 20, START - 10, 0.0), Span(START - 2, START + 1, 0.0)), 2))
     totals = bench.ledger.unit_totals(UNIT, START + 1, WALL)
     assert totals is not None
     assert totals.idle_s == pytest.approx(1.0)

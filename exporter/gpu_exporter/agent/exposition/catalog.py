@@ -396,7 +396,21 @@ TENANT_ENERGY = Family(
     "Energy of GPUs and MIG instances while a tenant held them, in joules. For shared GPUs and instances, only the "
     "tenant's part",
 )
-TENANT_FAMILIES = (TENANT_HELD, TENANT_KNOWN, TENANT_BUSY, TENANT_IDLE, TENANT_ENERGY, TENANT_STALLED)
+TENANT_UNPROVEN = Family(
+    "gpu_tenant_unproven_gpu_seconds_total",
+    "counter",
+    "GPU-seconds held with utilization 0 for which no second witness was read (gpu_idle_witnesses). Neither busy nor "
+    "idle; absent without such time",
+)
+TENANT_FAMILIES = (
+    TENANT_HELD,
+    TENANT_KNOWN,
+    TENANT_BUSY,
+    TENANT_IDLE,
+    TENANT_ENERGY,
+    TENANT_STALLED,
+    TENANT_UNPROVEN,
+)
 LAST_SAMPLE = Family(
     "gpu_exporter_last_sample_timestamp_seconds",
     "gauge",

@@ -42,6 +42,7 @@ def render_json(view: View) -> str:
                     "busy_gpu_seconds": totals.busy_s,
                     "idle_gpu_seconds": totals.idle_s,
                     "stalled_gpu_seconds": totals.stalled_s,
+                    "unproven_gpu_seconds": totals.unproven_s,
                     "energy_joules": totals.energy_j,
                 }
                 for key, totals in view.tenants

@@ -50,6 +50,7 @@ class HolderAccount:
     - `confirmed`: the last time at which the source reported the holder.
     - `booked`, `energy_booked`: readings up to this time are in the counters. This time lags, because the
       driver's samples arrive a moment after the time that they cover.
+    - `unproven_s`: time at utilization 0 for which fewer than WITNESSES_MIN witnesses were read: not in `idle_s`.
     - `run_unknown_s`: unknown time within the idle run.
     - `running`, `alone`: whether the holder could work, and was alone on the unit, at the last poll.
     - `working`: since when the holder's program can work. Infinite while the program is not known to run, None if the
@@ -78,6 +79,7 @@ class HolderAccount:
     busy_s: float = 0.0
     observed_s: float = 0.0
     idle_s: float = 0.0
+    unproven_s: float = 0.0
     low_s: float = 0.0
     high_s: float = 0.0
     energy_j: float | None = None

@@ -36,7 +36,7 @@ from gpu_exporter.agent.ledger.ring import Ring
 from gpu_exporter.agent.ledger.spins import RunPart, book_busy, follow_run
 from gpu_exporter.agent.ledger.tenants import Tenants
 from gpu_exporter.common.model.holders import Allocation, AllocationId, HolderKey
-from gpu_exporter.common.model.readings import UTILIZATION, Activity, Span, Split
+from gpu_exporter.common.model.readings import UTILIZATION, WITNESSES_MIN, Activity, Span, Split
 from gpu_exporter.common.model.totals import HolderTotals, UnitTotals
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.shares import REST_MAX_SHARE
@@ -118,7 +118,7 @@ class Ledger:
             account.observed_s += length
             account.busy_s += length * span.ratio
             if _is_idle(span):
-                account.idle_s += length
+                account.idle_s += length if span.witnesses >= WITNESSES_MIN else 0.0
             elif span.ratio == 0.0:
                 unit.other_s[span.other[0]] = unit.other_s.get(span.other[0], 0.0) + length
             if unit.ring is None:
@@ -465,7 +465,10 @@ class Ledger:
         elif span.ratio >= self.rules.high_ratio:
             account.high_s += length
         if _is_idle(span):
-            account.idle_s += length
+            if span.witnesses >= WITNESSES_MIN:
+                account.idle_s += length
+            else:
+                account.unproven_s += length
             begin = max(t for t in (span.start, last_active, account.working) if t is not None)
             if span.end > begin:
                 account.run_witnesses = min(span.witnesses, account.run_witnesses or span.witnesses)

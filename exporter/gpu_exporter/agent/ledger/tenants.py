@@ -30,7 +30,7 @@ FIRST_S = 60.0  # how long a new tenant is published as 0: the longest common in
 TENANTS_MAX = 200  # of one node; users who can create namespaces must not be able to fill the exporter's memory
 OTHER = "other"
 COUNTERS = TenantTotals._fields
-NOTHING = TenantTotals(0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = TenantTotals(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -48,6 +48,7 @@ class TenantAccount:
     idle_s: float = 0.0
     energy_j: float = 0.0
     stalled_s: float = 0.0
+    unproven_s: float = 0.0
     unmetered_s: float = 0.0
 
 
@@ -161,10 +162,10 @@ class Tenants:
         """
         for key, account in sorted(self.accounts.items()):
             totals = TenantTotals(*(getattr(account, counter) for counter in COUNTERS))
-            is_metered = totals.energy_j and not account.unmetered_s
-            if now < self._born.get(key, -math.inf) + self.first_s:
-                totals = NOTHING
-            yield key, totals if is_metered else totals._replace(energy_j=None)
+            shown = NOTHING if now < self._born.get(key, -math.inf) + self.first_s else totals
+            if not totals.energy_j or account.unmetered_s:
+                shown = shown._replace(energy_j=None)
+            yield key, shown if totals.unproven_s else shown._replace(unproven_s=None)
 
 
 def tenant_of(holder: Holder) -> TenantKey:
@@ -175,8 +176,15 @@ def tenant_of(holder: Holder) -> TenantKey:
 
 
 def _read(account: HolderAccount) -> TenantTotals:
-    energy = account.energy_j or 0.0
-    return TenantTotals(account.held_s, account.observed_s, account.busy_s, account.idle_s, energy, account.stalled_s)
+    return TenantTotals(
+        account.held_s,
+        account.observed_s,
+        account.busy_s,
+        account.idle_s,
+        account.energy_j or 0.0,
+        account.stalled_s,
+        account.unproven_s,
+    )
 
 
 def _half(gap_s: float, longest_s: float) -> float:

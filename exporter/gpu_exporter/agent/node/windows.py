@@ -33,6 +33,8 @@ class WindowReader:
             spin=record.spin,
             hour=record.hour,
             gap=gpu.snapshot.contradiction or ("" if is_alone else self._sharing.doubts.get(unit, "")),
+            note=gpu.snapshot.note,
+            witnesses=totals.idle_run_witnesses,
             lag_s=self._ledger.rules.longest_unconfirmed_s() + record.unconfirmed_s,
         )
 

@@ -11,6 +11,7 @@ from gpu_exporter.agent.collectors.facts import take_facts
 from gpu_exporter.agent.devices.errors import DENIED, DeviceLost
 from gpu_exporter.agent.devices.protocol import Device
 from gpu_exporter.agent.sampling.activity.effort import EffortReader
+from gpu_exporter.agent.sampling.activity.power_trust import PowerTrust
 from gpu_exporter.agent.sampling.activity.process_periods import ProcessPeriods
 from gpu_exporter.agent.sampling.activity.spans import ActivityReader, instance_activity
 from gpu_exporter.agent.sampling.activity.stuck import StuckCounter
@@ -61,6 +62,7 @@ class DeviceSampler:
         self._is_shared = is_shared
         self._periods = ProcessPeriods()
         self._stuck = StuckCounter()
+        self._power = PowerTrust()
         self._effort = EffortReader()
         self._activity = ActivityReader(UnitId(device.identity.uuid), rules)
         self._witnesses = Witnesses(rules)  # shared by all instances
@@ -95,7 +97,7 @@ class DeviceSampler:
         monotonic, wall = self._clock.monotonic(), self._clock.wall()
         # In a cycle that took too long, the witnesses were read at different times.
         cycle.witness_missing |= monotonic - begin > self._rules.interval_s
-        contradiction = self._stuck.judge(cycle, monotonic)
+        contradiction = self._power.review(cycle, monotonic) or self._stuck.judge(cycle, monotonic)
         gpm = cycle.gpm
         activity = self._activity.read(cycle, monotonic, wall)  # this also reviews the GPM readings
         effort = self._effort.read(cycle, gpm, monotonic)
@@ -120,6 +122,7 @@ class DeviceSampler:
             period=period,
             effort=effort,
             contradiction=contradiction,
+            note=self._power.note,
         )
 
     def _first_failure(self, cycle: Cycle) -> str:

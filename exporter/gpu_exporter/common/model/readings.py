@@ -13,6 +13,8 @@ from gpu_exporter.common.model.metrics import Sample
 from gpu_exporter.common.model.units import DeviceIdentity, UnitId
 
 XID_CLASSES = ("application", "hardware", "information")
+# Utilization alone misses copies, encoders and a driver whose counter is stuck, so it does not prove idleness.
+WITNESSES_MIN = 2
 UTILIZATION = "utilization"  # name of the witness for the driver's rate, where its sample ring shows no activity
 
 
@@ -241,6 +243,7 @@ class DeviceSnapshot(NamedTuple):
     period: ProcessPeriod | None = None  # None if no part of the exporter needs it
     effort: Effort | None = None  # None at the first reading
     contradiction: str = ""  # why the utilization is no evidence, "" if it is evidence
+    note: str = ""  # why another value of the driver is not used, "" if all are
 
 
 class XidCounts(NamedTuple):

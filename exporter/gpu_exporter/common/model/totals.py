@@ -55,8 +55,10 @@ class HolderTotals(NamedTuple):
 
 
 class TenantTotals(NamedTuple):
-    """GPU-seconds and joules of a tenant on this node, by its share of each GPU. `energy_j`: None while no GPU of the
-    tenant has reported energy.
+    """GPU-seconds and joules of a tenant on this node, by its share of each GPU.
+
+    `energy_j`: None unless all of its GPUs have an energy counter. `unproven_s`: utilization was 0, but too few other
+    witnesses were read to call that idle; None without such time.
     """
 
     held_s: float
@@ -65,3 +67,4 @@ class TenantTotals(NamedTuple):
     idle_s: float
     energy_j: float | None
     stalled_s: float = 0.0
+    unproven_s: float | None = None

@@ -34,7 +34,7 @@ class Spin(NamedTuple):
     stalls.after, then low, medium or high. `evidence`, `against`: for people. `unknown`: why no stall can be seen here,
     "" if it can. `all_known`: every witness of progress is read. `is_below`: the last reading shows less than full
     utilization, so there is no stall, whatever else is unknown. `proof`: why a member of its gang cannot go on, ""
-    without proof.
+    without proof. `is_blind`: no stall can be seen here, and no witness of progress was seen for `stalls.after` either.
     """
 
     run_s: float
@@ -45,6 +45,7 @@ class Spin(NamedTuple):
     all_known: bool = False
     is_below: bool = False
     proof: str = ""
+    is_blind: bool = False
 
     @property
     def is_stall(self) -> bool:

@@ -41,6 +41,7 @@ from gpu_exporter.diagnosis.stalls.work import WorkHistory
 GRACE_S = 150.0
 BOARDS_DIFFER = 1.1  # a board at rest may draw this many times the published value of its model
 ROUNDING = 1e-6  # tolerance for the mean of many readings that are all just high enough
+HALF = 0.5  # of the default limit of all but small boards: a GPU that only waits draws less, whatever its rest is
 STEPS_MIN = 0.8  # known share of the time over which the power must be flat
 UNKNOWN_FLOOR = "the power of this board at rest is unknown: the exporter has never seen it at utilization 0"
 
@@ -72,6 +73,9 @@ class SpinWatch:
         self._steps_read = float("-inf")  # when its report was last read
         self.ended_by = ""
         """the reason why the last run ended, or why no run begins"""
+        self._quiet_since: float | None = None  # since when no reading shows progress, while no stall can be seen
+        self._read_at = 0.0
+        self._progresses = False  # whether the last reading shows arithmetic, traffic, or power that a wait never draws
         self.around: Around = NOTHING_KNOWN
         self.works_s = 0.0
         """seconds of the last reading in which the GPU computed, moved data, or drew as much power as in work"""
@@ -147,6 +151,14 @@ class SpinWatch:
 
         `contradiction`: why this reading cannot show a stall, "" if it can.
         """
+        self._read(effort, spans, contradiction)
+        self._read_at = effort.end
+        if not self.unknown or self._is_below or self._progresses:
+            self._quiet_since = None
+        elif self._quiet_since is None:
+            self._quiet_since = effort.end
+
+    def _read(self, effort: Effort, spans: Sequence[Span], contradiction: str) -> None:
         step = self._steps.add(effort, spans)
         if effort.default_limit_w is not None:
             self._default_w = effort.default_limit_w
@@ -157,12 +169,14 @@ class SpinWatch:
             self._note([POWER], step.start, step.end)
         if spans:
             self._is_below = spans[-1].ratio < self._rules.utilization_min
+        seen, power_w = self._find_work(effort), _lowest_power(effort)
         if self.unknown:
+            self._progresses = bool(seen) or power_w > HALF * max(self._default_w or 0.0, self._rules.small_board_watts)
             self._end(effort.end, self.unknown)
             return
-        seen, power_w = self._find_work(effort), _lowest_power(effort)
         if seen or power_w > self._share(self._rules.low_ratio):
             self.works_s = sum(span.end - span.start for span in spans if span.ratio > 0.0)
+        self._progresses = self.works_s > 0.0
         self._highest_w = self._highest_power()
         if not seen and power_w > self._highest_w:
             seen = f"{power_w:.0f} W is above {self._highest_w:.0f} W"
@@ -235,7 +249,9 @@ class SpinWatch:
         """The present run in its published form."""
         run = self._run
         if run is None:
-            return Spin(0.0, "none", unknown=self.unknown, against=self.ended_by, is_below=self._is_below)
+            quiet_s = 0.0 if self._quiet_since is None else self._read_at - self._quiet_since
+            is_blind = quiet_s >= self._rules.after
+            return Spin(0.0, "none", "", self.ended_by, self.unknown, is_below=self._is_below, is_blind=is_blind)
         unknown = self._unknown_witnesses(run)
         confidence, doubts = self._judge(run)
         power_w = run.steps.mean()

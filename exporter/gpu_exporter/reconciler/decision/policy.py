@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.config.rules import PolicyRule
+from gpu_exporter.common.model.readings import WITNESSES_MIN
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence, title
 
@@ -40,7 +41,6 @@ HALTS = {  # likewise, where the holder cannot work; other reasons are states of
     "not_started": "its container has not started",
     "stopped": "all processes of the job are stopped",
 }
-WITNESSES_MIN = 2  # utilization alone misses copies, encoders and a driver whose counter is stuck
 FRESH_INTERVALS = 4  # a sample is fresh for policy.fresh_min, or this many sampling intervals where that is longer
 
 
@@ -226,6 +226,7 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
         )
     if not min(held_s) >= policy.startup_grace:
         return "starting", f"held for {_minutes(min(held_s))}; judged only after {_minutes(policy.startup_grace)}"
+    are_proven = [(unit.witnesses or 0) >= WITNESSES_MIN for unit in units]
     idle = sum(run >= windows.candidate_s for run in runs)
     if not idle:
         return "active", f"longest idle run {_minutes(max(runs))}, below {_minutes(windows.candidate_s)}"
@@ -248,6 +249,11 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
     if len(units) != holder.held:
         return "unknown", f"{len(units)} GPUs are seen, but the holder has {holder.held}"
     if idle < holder.held:
+        if not any(proven for proven, run in zip(are_proven, runs, strict=True) if run >= windows.candidate_s):
+            return (
+                "unknown",
+                f"{idle} of {holder.held} GPUs idle for {_minutes(windows.candidate_s)} by one witness only",
+            )
         return "partial", f"{idle} of {holder.held} GPUs idle for {_minutes(windows.candidate_s)} and more"
     return _judge_idle(holder.held, units, min(runs), policy, windows)
 

@@ -1,0 +1,123 @@
+"""Decides whether a board's power is evidence: it is discarded if it cannot be true, or if it does not follow the load.
+
+- More than ABSURD times the limit of the board: a driver fault of 2026 reported 588 W for minutes on a board of 35 W.
+- Frozen: equal to the milliwatt while the utilization moved by half, or while the energy counter shows another mean. A
+  board at rest or at a constant load may report equal values, so equality alone proves nothing.
+
+A discarded power is counted as implausible, and is neither published nor a witness. For the first minute the moment is
+unknown, since a valid power may come back. After that the other witnesses decide without it.
+
+Without a power limit (GB10, Jetson, many vGPUs), power cannot prove work, because nothing shows how much work would
+draw. But it can contradict a utilization of 0: see RestWithoutLimit.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gpu_exporter.agent.collectors.contract import Cycle
+from gpu_exporter.agent.collectors.power import GPU_POWER
+from gpu_exporter.agent.collectors.processes import GPU_COMPUTE_PROCESSES, GPU_GRAPHICS_PROCESSES
+
+ABSURD = 2.0
+PATIENCE_S = 60.0
+MOVED = 0.5  # of the utilization
+REACT_S = 5.0  # within this time power follows the load: NVML reports means over a second
+FROZEN_S = 30.0  # time over which the energy counter gives the mean power
+APART, APART_W = 0.25, 5.0  # a mean from energy that differs by more is another power: share of it, and watts
+MINUTE_S, HOUR_S, HOURS = 60.0, 3600.0, 24
+WORKING = 2.0  # times the rest; an H200 draws 79 W at rest and 122 W with an open context
+
+
+class PowerTrust:
+    """Reviews the power of one device, cycle by cycle. Not thread-safe: used by the device's one thread.
+
+    `note`: why the power is discarded now, for the rows of the GPU; "" if it is not.
+    """
+
+    def __init__(self) -> None:
+        self.note = ""
+        self._believed_at = -math.inf
+        self._rest = RestWithoutLimit()
+        self._frozen = FrozenPower()
+
+    def review(self, cycle: Cycle, now: float) -> str:
+        """Discard the cycle's power if it is no evidence. Returns why the utilization is no evidence, "" if it is."""
+        watts, limit = cycle.power_w, max(cycle.power_limit_w or 0.0, cycle.default_limit_w or 0.0)
+        self.note = ""
+        if watts is not None and limit and watts > ABSURD * limit:
+            self.note = f"its power is not used: {watts:.0f} W on a board of {limit:.0f} W"
+        elif watts is not None and self._frozen.judge(cycle, watts, now):
+            self.note = f"its power is not used: it stays at {watts:.3f} W, whatever the load"
+        if self.note:
+            cycle.note_implausible(GPU_POWER, witness=now - self._believed_at <= PATIENCE_S)
+            cycle.samples = [sample for sample in cycle.samples if sample.family is not GPU_POWER]
+            cycle.power_w = None
+            return ""
+        if watts is None:
+            return ""
+        self._believed_at = now
+        return "" if limit else self._rest.judge(cycle, watts, now)
+
+
+class FrozenPower:
+    """Detects a power reading that no longer changes."""
+
+    def __init__(self) -> None:
+        self._watts = math.nan
+        self._low = self._high = 0.0
+        self._moved_at = math.inf
+        self._energy: tuple[float, float] | None = None  # joules and their time, when the value was first read
+
+    def judge(self, cycle: Cycle, watts: float, now: float) -> bool:
+        ratio = cycle.utilization
+        if watts != self._watts:
+            self._watts, self._moved_at = watts, math.inf
+            self._low, self._high = (math.inf, -math.inf) if ratio is None else (ratio, ratio)
+            self._energy = None if cycle.energy_j is None else (cycle.energy_j, cycle.energy_at)
+            return False
+        if ratio is not None:
+            self._low, self._high = min(self._low, ratio), max(self._high, ratio)
+        if self._high - self._low >= MOVED:
+            self._moved_at = min(self._moved_at, now)
+        return now - self._moved_at >= REACT_S or self._is_apart(cycle, watts)
+
+    def _is_apart(self, cycle: Cycle, watts: float) -> bool:
+        if self._energy is None or cycle.energy_j is None:
+            return False
+        joules, span_s = cycle.energy_j - self._energy[0], cycle.energy_at - self._energy[1]
+        if span_s < FROZEN_S or joules <= 0.0:
+            return False
+        mean_w = joules / span_s
+        return abs(mean_w - watts) > max(APART_W, APART * mean_w)
+
+
+class RestWithoutLimit:
+    """Learns the power at rest of a board without a limit: the lowest mean of a minute in the last day, of the minutes
+    in which a context was open. A context alone raises the power of a board at rest.
+    """
+
+    def __init__(self) -> None:
+        self._hours: dict[int, float] = {}
+        self._minute, self._sum, self._count, self._is_open = -1, 0.0, 0, True
+
+    def judge(self, cycle: Cycle, watts: float, now: float) -> str:
+        """Why a utilization of 0 is no evidence in this cycle, "" if it is."""
+        self._learn(cycle, watts, now)
+        rest = min(self._hours.values(), default=math.inf)
+        busy = cycle.utilization is None or cycle.utilization or any(each.ratio for each in cycle.driver_samples)
+        if busy or watts <= WORKING * rest:
+            return ""
+        return f"the driver reports utilization 0 at {watts:.0f} W, but at rest the board draws {rest:.0f} W"
+
+    def _learn(self, cycle: Cycle, watts: float, now: float) -> None:
+        minute, hour = int(now / MINUTE_S), int(now / HOUR_S)
+        if minute != self._minute:
+            if self._count and self._is_open:
+                mean_w = self._sum / self._count
+                self._hours[hour] = min(mean_w, self._hours.get(hour, mean_w))
+            self._hours = {at: mean for at, mean in self._hours.items() if at > hour - HOURS}
+            self._minute, self._sum, self._count, self._is_open = minute, 0.0, 0, True
+        self._sum, self._count = self._sum + watts, self._count + 1
+        contexts = (cycle.value(GPU_COMPUTE_PROCESSES) or 0.0) + (cycle.value(GPU_GRAPHICS_PROCESSES) or 0.0)
+        self._is_open &= contexts > 0.0
