@@ -177,6 +177,7 @@ class TrueDevice(Device):
 
     def read_power(self) -> float:
         watts = self._draw(self.now() - POWER_PERIOD_S, self.now())
+        watts += 0.001 * (int(1000.0 * self.now()) % 7)  # no true sensor repeats the milliwatts while the load changes
         answer = self._answer("nvmlDeviceGetPowerUsage", watts)
         if self._steady >= GLITCHES_APART and self.chance(self.driver.glitches):
             self._steady = 0

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.testbed.board import Boards, healthy
 
 from gpu_exporter.agent.collectors import registry
 from gpu_exporter.agent.collectors.contract import Cycle, Totals
 from gpu_exporter.agent.collectors.memory import collect_memory
 from gpu_exporter.agent.collectors.power import collect_power
+from gpu_exporter.agent.devices.errors import OUT_OF_RANGE
+from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
 from gpu_exporter.agent.devices.protocol import (
     Clocks,
     Device,
@@ -344,3 +347,20 @@ def test_a_power_of_zero_counts_as_a_sensor_without_an_answer() -> None:
         ("nvmlDeviceGetPowerUsage", "OUT_OF_RANGE"),
         ("nvmlDeviceGetEnforcedPowerLimit", "OUT_OF_RANGE"),
     ]
+
+
+@pytest.mark.parametrize(("times", "is_shown"), [(2.0, True), (2.02, False)])
+def test_a_value_above_twice_the_limit_of_its_board_is_discarded_and_counted(times: float, is_shown: bool) -> None:
+    changes = {
+        "nvmlDeviceGetClockInfo": int(times * 3105),
+        "nvmlDeviceGetTemperatureV": int(times * 90),
+        "nvmlDeviceGetMarginTemperature": "NVML_ERROR_NOT_SUPPORTED",
+    }
+    clock = ManualClock()
+    backend = NvmlBackend(Boards(healthy(**changes)), clock)
+    sampler = DeviceSampler(backend.find(0), registry.ALL, clock, RULES)
+    shown = {sample.family.name for sample in sampler.sample().samples}
+    assert ("gpu_sm_clock_hertz" in shown, "gpu_temperature_celsius" in shown) == (is_shown, is_shown)
+    assert {"gpu_sm_clock_max_hertz", "gpu_temperature_limit_celsius"} <= shown
+    refused = {call for (call, error), _ in sampler.error_counts.items() if error == OUT_OF_RANGE}
+    assert refused == (set() if is_shown else {"nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperatureV"})

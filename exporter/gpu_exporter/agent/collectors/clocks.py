@@ -39,7 +39,7 @@ GPU_PERFORMANCE_STATE = Family(
 def collect_clocks(cycle: Cycle) -> None:
     clocks = cycle.read(cycle.device.read_clocks)
     if clocks is not None:
-        cycle.add(GPU_SM_CLOCK, clocks.sm)
+        cycle.add_below(GPU_SM_CLOCK, clocks.sm, clocks.sm_max)
         cycle.add(GPU_MEMORY_CLOCK, clocks.memory)
         cycle.add(GPU_SM_CLOCK_MAX, clocks.sm_max)
     cycle.add(GPU_PERFORMANCE_STATE, cycle.read(cycle.device.read_performance_state))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from gpu_exporter.agent.collectors.plausible import ABSURD
 from gpu_exporter.agent.devices.errors import OUT_OF_RANGE, DeviceError, DeviceLost, DriverChanged, NotSupported
 from gpu_exporter.agent.devices.protocol import Device, Gpm, Traffic, UtilizationSample
 from gpu_exporter.common.model.metrics import Family, Sample
@@ -191,6 +192,13 @@ class Cycle:
         admitted = self.admit(family, value, witness=witness)
         self.put(family, admitted, *labels)
         return admitted
+
+    def add_below(self, family: Family, value: float | None, most: float | None) -> None:
+        """Publish one value of the GPU, unless it is above ABSURD times the board's own limit or maximum (`most`)."""
+        if value is not None and most and value > ABSURD * most:
+            self.note_implausible(family)
+        else:
+            self.add(family, value)
 
     def put(self, family: Family, admitted: float | None, *labels: str) -> None:
         """Publish a value that `admit` has returned, unless it is None."""

@@ -42,13 +42,14 @@ GPU_TEMPERATURE_LIMIT = Family(
 
 
 def collect_thermal(cycle: Cycle) -> None:
-    cycle.add(GPU_TEMPERATURE, cycle.read(cycle.device.read_temperature))
-    cycle.add(GPU_MEMORY_TEMPERATURE, cycle.read(cycle.device.read_memory_temperature))
     margin = cycle.read(cycle.device.read_temperature_margin)
+    limits = (cycle.read(cycle.device.read_temperature_limits) or {}) if margin is None else {}
+    most = max(limits.values(), default=None)
+    cycle.add_below(GPU_TEMPERATURE, cycle.read(cycle.device.read_temperature), most)
+    cycle.add_below(GPU_MEMORY_TEMPERATURE, cycle.read(cycle.device.read_memory_temperature), most)
     cycle.add(GPU_TEMPERATURE_MARGIN, margin)
-    if margin is None:
-        for limit, celsius in (cycle.read(cycle.device.read_temperature_limits) or {}).items():
-            cycle.add(GPU_TEMPERATURE_LIMIT, celsius, limit)
+    for limit, celsius in limits.items():
+        cycle.add(GPU_TEMPERATURE_LIMIT, celsius, limit)
 
 
 THERMAL = Collector(

@@ -201,14 +201,16 @@ class Boards:
         return waits.waited if (waits := self._waits.get(key)) is not None else Waited()
 
     def suspects(self) -> set[tuple[UnitId, HolderKey]]:
-        """The holders whose host must be read: in a run without progress, or in a wait that may have just ended."""
+        """The holders whose host must be read: in a run without progress, on a fully busy GPU whose progress cannot be
+        seen, or in a wait that may have just ended.
+        """
         waiting = {key for key, waits in self._waits.items() if waits.is_open}
         return {
             (unit, board.key)
             for unit, board in self._boards.items()
             if board.key is not None
             and board.watch is not None
-            and (board.watch.known_s >= SUSPECT_S or board.key in waiting)
+            and (max(board.watch.known_s, board.watch.quiet_s) >= SUSPECT_S or board.key in waiting)
         }
 
     def watch_of(self, unit: UnitId, key: HolderKey) -> SpinWatch | None:

@@ -98,6 +98,11 @@ class SpinWatch:
         return self._run.known_s if self._run is not None else 0.0
 
     @property
+    def quiet_s(self) -> float:
+        """Seconds since the last sign of progress, where no stall can be seen; 0 where it can."""
+        return 0.0 if self._quiet_since is None else self._read_at - self._quiet_since
+
+    @property
     def is_stall(self) -> bool:
         """Whether the run is long and certain enough to be published as a stall."""
         run = self._run
@@ -171,7 +176,9 @@ class SpinWatch:
             self._is_below = spans[-1].ratio < self._rules.utilization_min
         seen, power_w = self._find_work(effort), _lowest_power(effort)
         if self.unknown:
-            self._progresses = bool(seen) or power_w > HALF * max(self._default_w or 0.0, self._rules.small_board_watts)
+            limit_w = self._default_w or 0.0
+            draws = limit_w > self._rules.small_board_watts and power_w > HALF * limit_w
+            self._progresses = bool(seen) or draws
             self._end(effort.end, self.unknown)
             return
         if seen or power_w > self._share(self._rules.low_ratio):
@@ -224,6 +231,7 @@ class SpinWatch:
                 if rate is not None and rate >= rules.host_bytes_max:
                     seen = f"{rate / 1e6:.1f} MB/s over its {name}"
         if seen:
+            self._quiet_since = None
             self._end(host.end, seen)
 
     def _spinning_cores(self, gpus: int) -> float:
@@ -249,8 +257,7 @@ class SpinWatch:
         """The present run in its published form."""
         run = self._run
         if run is None:
-            quiet_s = 0.0 if self._quiet_since is None else self._read_at - self._quiet_since
-            is_blind = quiet_s >= self._rules.after
+            is_blind = self.quiet_s >= self._rules.after
             return Spin(0.0, "none", "", self.ended_by, self.unknown, is_below=self._is_below, is_blind=is_blind)
         unknown = self._unknown_witnesses(run)
         confidence, doubts = self._judge(run)

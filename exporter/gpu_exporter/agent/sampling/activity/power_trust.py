@@ -16,10 +16,10 @@ from __future__ import annotations
 import math
 
 from gpu_exporter.agent.collectors.contract import Cycle
+from gpu_exporter.agent.collectors.plausible import ABSURD
 from gpu_exporter.agent.collectors.power import GPU_POWER
 from gpu_exporter.agent.collectors.processes import GPU_COMPUTE_PROCESSES, GPU_GRAPHICS_PROCESSES
 
-ABSURD = 2.0
 PATIENCE_S = 60.0
 MOVED = 0.5  # of the utilization
 REACT_S = 5.0  # within this time power follows the load: NVML reports means over a second
