@@ -228,6 +228,7 @@ class ExporterSource:
             obstacle=series.obstacle,
             stalled_run_s=values.get("gpu_allocation_stalled_run_seconds"),
             causes=series.causes,
+            seen_s=values.get("gpu_allocation_held_seconds_total"),
         )
 
     def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:
