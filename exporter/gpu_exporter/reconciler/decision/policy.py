@@ -219,7 +219,8 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
     if not all(math.isfinite(seconds) for seconds in held_s):
         return "unknown", "the start of the allocation is not known"
     if not min(held_s) >= policy.startup_grace:
-        return "starting", f"held for {_minutes(min(held_s))}; no mark in its first {_minutes(policy.startup_grace)} (startup grace)"
+        grace = _minutes(policy.startup_grace)
+        return "starting", f"held for {_minutes(min(held_s))}; no mark in its first {grace} (startup grace)"
     idle = sum(run >= windows.candidate_s for run in runs)
     if not idle:
         return "active", f"longest idle run {_minutes(max(runs))}, below {_minutes(windows.candidate_s)}"
