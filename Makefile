@@ -26,7 +26,7 @@ $(VENV)/dev: $(VENV)/runtime
 	@touch $@
 
 # --- Every day
-demo: $(VENV)/runtime ## a simulated node: the holder of every GPU, and the labels of a dry run; about a minute
+demo: $(VENV)/runtime ## a simulated node: the holder of every GPU, and the labels of a dry run; Ctrl-C ends it
 	@$(BIN)/gpu-exporter demo
 
 test: $(VENV)/dev ## what each change has to pass: lint, types, generated files, quick tests; no root, no server

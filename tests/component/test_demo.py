@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -39,6 +40,9 @@ def test_the_demo_shows_holders_reasons_and_labels_and_ends_by_itself() -> None:
     events, _, end = rest.partition("The node at the end:")
     assert "Status page http://127.0.0.1:" in first
     assert "Simulated GPUs" in first
+    assert "Ctrl-C" not in first  # it ends by itself
+    assert "The demo follows the advice" in first and "Seventeen minutes later" in first
+    assert events.startswith(", as they happen (dry run):\n  ")
     assert "job 48113" in first
     written = "job 48113: would write AdminComment=gpu-exporter.io/utilization={}: its one GPU idle for {} min"
     # at speed 120, a second is 2 minutes, and a cycle can be late on a busy machine
@@ -53,3 +57,20 @@ def test_the_demo_shows_holders_reasons_and_labels_and_ends_by_itself() -> None:
         " serving " in server and "it serves requests (Service embedder-1)" in server and server.rstrip().endswith("-")
     )
     assert any(line.startswith("nlp/notebook-ada") and "candidate" in line for line in end.splitlines())
+
+
+def test_the_demo_at_a_terminal_shows_first_how_it_ends() -> None:
+    terminal, its = os.openpty()
+    with subprocess.Popen([*GPU_EXPORTER, "demo"], stdout=its, stderr=subprocess.STDOUT) as demo:
+        os.close(its)
+        shown = b""
+        while b"first minutes" not in shown:
+            shown += os.read(terminal, 4096)
+        demo.send_signal(signal.SIGINT)
+        try:
+            while part := os.read(terminal, 4096):
+                shown += part
+        except OSError:  # the demo has closed the terminal
+            os.close(terminal)
+    assert demo.returncode == 0, shown
+    assert b"Ctrl-C ends the demo." in shown.partition(b"first minutes")[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from gpu_exporter.common.vendor import NVIDIA
 from tests.component.slurm_host import FLAGS, MINORS, PROLOG, SCENARIO, Host, idx_of, plug, requests, run_as
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.nvml.feeder import NvmlTable
-from tests.testbed.processes import Processes, fetch, wait_for
+from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, wait_for
 from tests.testbed.slurm import GPUS, USER, Layout, Slurm, chroot_of, start_slurm
 
 pytestmark = pytest.mark.slurm
@@ -164,6 +165,17 @@ def test_filters_in_the_environment_hide_no_job(slurm: Slurm, host: Host) -> Non
         "SQUEUE_FORMAT": "%i",
     }
     assert host.held() == {job: {host.uuid_of_minor[0]}}
+
+
+def test_a_wrong_name_of_the_node_is_reported_with_the_flag_that_corrects_it(slurm: Slurm, host: Host) -> None:
+    flags = ("--state.directory=", "--timeout=120s", *FLAGS, "--attribution.slurm.node=vm")
+    done = subprocess.run(
+        [*GPU_EXPORTER, "--once", "--format=table", *flags],
+        env=host.environment, capture_output=True, text=True, check=False, timeout=150,
+    )  # fmt: skip
+    assert done.returncode == 4
+    why = "scontrol ended with status 1: Node vm not found; name this node with --attribution.slurm.node"
+    assert f"gpu-exporter: partial: source of holders slurm: {why}" in done.stderr.splitlines(), done.stderr
 
 
 def test_a_job_that_releases_a_node_holds_fewer_gpus(slurm: Slurm, host: Host) -> None:

@@ -58,9 +58,23 @@ def test_a_node_is_drained_with_the_gpu_and_its_fault_as_reason_if_the_site_conf
     assert check(tmp_path, status, "yes", said) == (0, said or "\n", told)
 
 
-@pytest.mark.parametrize("status", [0, 1, 2, 127, 143])
+@pytest.mark.parametrize("status", [0, 1, 2, 143])
 def test_a_health_check_that_itself_fails_drains_no_node(tmp_path: Path, status: int) -> None:
     assert check(tmp_path, status, "yes") == (0, "", [])
+
+
+@pytest.mark.parametrize("mode", [None, 0o644], ids=["missing", "not executable"])
+def test_a_health_check_without_gpu_exporter_reports_it_and_drains_no_node(tmp_path: Path, mode: int | None) -> None:
+    if mode is not None:
+        (tmp_path / "gpu-exporter").touch(mode)
+    done = subprocess.run(
+        ["sh", str(CONTRIB / "slurm" / "health.sh")],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "GPU_EXPORTER_DRAIN": "yes"},
+        capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("gpu-health: cannot run gpu-exporter, so the GPUs are not checked: ")
+    assert done.stdout.count("\n") == 1
 
 
 def test_the_systemd_unit_has_the_documented_settings() -> None:

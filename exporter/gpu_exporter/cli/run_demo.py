@@ -51,7 +51,6 @@ FIRST_LOOK_S = 1320.0  # a state is judged over ten minutes, and one GPU has mad
 HANGS, WORKS, EXPLAINED, FIXED = 8, 0, 3, "48121"
 FIX_S = 2400.0
 FIXED_LOOK_S = FIX_S + 1020.0  # after the window of the state and its hold
-SHOWS = 3
 PERIOD_MAX_S = 2 * INTERVAL_S  # how long a reading counts: on a busy machine, a cycle of the fast clock comes late
 
 
@@ -110,14 +109,14 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
         seen = evidence.read_evidence()
         decisions = settle(seen, decide(seen, settings.policy), AROUND, book)
         report = render_decisions(decisions, seen)
-        shown = len(due) < SHOWS
-        for line in tracker.changes(decisions) if shown else ():
+        for line in tracker.changes(decisions) if not due else ():
             _say(f"  {elapsed:4.0f} s  {line}")
         if not is_read() or (duration_s is not None and elapsed >= duration_s):
             stop.set()
 
     _say(f"Status page {page}  metrics {page}metrics")
-    _say(f"{note} Looking at the first minutes ...\n")
+    end = "Ctrl-C ends the demo. " if duration_s is None else ""
+    _say(f"{note} {end}Looking at the first minutes ...\n")
     repeat(tick, 0.5, stop, Task("demo"))
     _say("\nThe node at the end:\n" + publisher.body("table").decode())
     _say(f"Decisions at the end (dry run, nothing is written). {ALONE}\n{report}")
@@ -138,14 +137,14 @@ def _show_first(publisher: Publisher, view: View) -> None:
     _say(f"gpu-exporter: GPU {works.gpu} is {works.verdict.state}, GPU {hangs.gpu} is {hangs.verdict.state}:")
     _say(f"  {hangs.verdict.evidence}\n")
     _explain(explained)
-    _say("\nMarks that the reconciler would write, as they happen (dry run):")
 
 
 def _show_fixed(view: View) -> None:
-    """What the fix has changed."""
+    """What the fix has changed. The first marks come after this."""
     job = next(each for each in view.allocations if each.allocation.holder.job_id == FIXED)
     found = ", ".join(cause.name for cause in job.causes.found) or "none"
-    _say(f"Seventeen minutes later, job {FIXED} is {job.verdict.state} ({job.verdict.evidence}), cause: {found}.\n")
+    _say(f"Seventeen minutes later, job {FIXED} is {job.verdict.state} ({job.verdict.evidence}), cause: {found}.")
+    _say("\nMarks that the reconciler would write, as they happen (dry run):")
 
 
 def _explain(view: AllocationView) -> None:

@@ -23,6 +23,7 @@ PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin"
 END_S = 1.0  # wait for a killed child; a child that hangs in the kernel is left behind
 MAX_REASON = 4096
 CHUNK = 1 << 16
+NO_REASON = "it printed no reason"
 
 
 class CommandError(ForeignError):
@@ -38,7 +39,11 @@ class TooSlow(CommandError):
 
 
 class Done(NamedTuple):
-    """The result of a command that ended; `reason` is the first line of its standard error."""
+    """The result of a command that ended.
+
+    `reason`: the first line of its standard error. If it ended with status 1 and wrote nothing there, the only line of
+    its output: there Slurm prints `Node n0 not found`. A command that failed always has a reason.
+    """
 
     status: int
     out: str
@@ -83,8 +88,15 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout_s: float
                 stream.close()
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-    text = one_line(reason.decode("utf-8", "replace").strip().partition("\n")[0], REASON_MAX)
-    return Done(process.returncode, out.decode("utf-8", "replace"), text)
+    text = out.decode("utf-8", "replace")
+    return Done(process.returncode, text, _reason(process.returncode, text, reason.decode("utf-8", "replace")))
+
+
+def _reason(status: int, out: str, err: str) -> str:
+    said = err.strip()
+    if not said and status == 1 and "\n" not in out.strip():  # several lines are data, not a reason
+        said = out.strip()
+    return one_line(said.partition("\n")[0], REASON_MAX) or (NO_REASON if status else "")
 
 
 def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float, limit: int) -> tuple[bytes, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from gpu_exporter.common.config.defaults import Diagnosis
 from gpu_exporter.common.model.causes import HIGH, MEDIUM
 from gpu_exporter.common.model.meanings import CAUSES, STATES
 from gpu_exporter.common.plain import shorten
@@ -14,6 +15,8 @@ from gpu_exporter.reconciler.evidence.use import complete
 
 NO_USE: UseOfUnits = {}
 NAMED_MAX = 2
+NOT_JUDGED = "not judged yet"
+JUDGED_S = Diagnosis().window + Diagnosis().hold  # an exporter that has seen a holder for this long publishes its state
 PART_MAX = 160  # characters of the evidence and of the advice, each
 
 
@@ -80,7 +83,9 @@ def _states(decision: Decision, use: UseOfUnits) -> str:
     for unit in decision.units:
         found = use.get((unit.uuid, unit.mig))
         name = f"GPU {unit.gpu}" + (f" of {unit.node}" if len(nodes) > 1 else "")
-        by_state[(found.state if found is not None else "") or "state not known"].append(name)
+        state = (found.state if found is not None else "") or "state not known"
+        is_new = state == "unknown" and unit.seen_s is not None and unit.seen_s < JUDGED_S
+        by_state[NOT_JUDGED if is_new else state].append(name)
     units = len(decision.units)
     if len(by_state) == 1:
         return f"{min(by_state)} on its {'GPU' if units == 1 else f'{units} GPUs'}"

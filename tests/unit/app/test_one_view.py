@@ -55,6 +55,7 @@ def test_one_view_knows_holders_and_free_gpus_and_reports_nothing_as_idle() -> N
     assert (allocation.allocation.holder.job_id, allocation.gpu) == ("42", 0)
     assert allocation.totals.idle_run_s == 0.0
     assert states(view) == ["unknown", "free"]
+    assert allocation.verdict.evidence == "one reading: states need a running exporter with the same --state.directory"
     assert [gpu.withheld for gpu in view.gpus] == [False, False]
     assert view.status.devices_visible == view.status.devices_expected == 2
 

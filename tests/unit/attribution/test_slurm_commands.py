@@ -15,6 +15,7 @@ from gpu_exporter.agent.attribution.slurm import commands as slurm_commands
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import SlowSource, SourceError
 from gpu_exporter.common import commands as programs
+from gpu_exporter.common.plain import REASON_MAX, shorten
 from gpu_exporter.common.vendor import NVIDIA
 
 
@@ -175,6 +176,24 @@ def test_a_refusal_contains_slurms_error_and_the_remedy(
     with pytest.raises(SourceError) as caught:
         slurm_commands.run(["squeue"], 5.0)
     assert str(caught.value) == f"squeue ended with status 1: slurm_load_jobs error: {words}{hint}"
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'Node vm not found'; exit 1", "Node vm not found; name this node with --attribution.slurm.node"),
+        ("echo 'Node vm not found'; echo 'no way' >&2; exit 1", "no way"),
+        (f"printf '%0{REASON_MAX + 9}d' 0; exit 1", shorten("0" * (REASON_MAX + 9), REASON_MAX)),
+        ("echo Token=x; echo Token=y; exit 1", "it printed no reason"),  # several lines are data
+        ("echo Token=x; exit 2", "it printed no reason"),
+        ("exit 1", "it printed no reason"),
+    ],
+)
+def test_a_refusal_on_standard_output_is_the_reason(commands: Path, script: str, reason: str) -> None:
+    write(commands, script)
+    with pytest.raises(SourceError) as caught:
+        slurm_commands.run(["squeue"], 5.0)
+    assert str(caught.value).partition(": ")[2] == reason
 
 
 def test_a_running_slurmd_is_detected_by_its_name(tmp_path: Path) -> None:

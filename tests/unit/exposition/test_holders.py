@@ -90,12 +90,11 @@ def test_the_status_of_each_source_is_shown(node: SimulatedNode) -> None:
         SourceStatus("kubelet", up=True, complete=True, last_success_wall=1.0, conflicts=2, notice="a\nnotice"),
         SourceStatus("slurm", up=False, complete=False, last_success_wall=None, error="slurmctld is away"),
     )
-    shown = lines(view._replace(status=view.status._replace(sources=sources)))[-4:]
+    shown = lines(view._replace(status=view.status._replace(sources=sources)))[-3:]
     assert shown == [
         "source kubelet: answers, 2 conflicts",
         "source kubelet: a\N{REPLACEMENT CHARACTER}notice",
-        "source slurm: never answered",
-        "source slurm: slurmctld is away",
+        "source slurm: never answered: slurmctld is away",
     ]
     assert "no source of holders is configured" in lines(view._replace(status=view.status._replace(sources=())))[-1]
 

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, Book, holder
 
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.fetch import FetchError
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.dry_run import DryRun, StageTracker
 from gpu_exporter.reconciler.evidence.asked import FORMS, Wanted, parse_asked
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.evidence.records import (
     Evidence,
     HolderEvidence,
@@ -353,6 +356,26 @@ def test_explain_says_when_a_holder_that_is_not_found_last_held_a_gpu_and_what_i
     source.unreadable = False
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "table"), Preview({})) == 0
     assert "does not answer" not in capsys.readouterr().err, "the holder is known, so nothing is missing"
+
+
+def test_explain_names_the_address_that_does_not_answer_and_no_reconciler(capsys: pytest.CaptureFixture[str]) -> None:
+    source = Source()
+    for error, said in (
+        (FetchError("http://p:9090/api/v1/query: Connection refused"), "cannot ask http://p:9090/api/v1/query: Conn"),
+        (AnswerError("series of several clusters"), "cannot explain ml/a: series of several clusters"),
+    ):
+        source.error = error
+        assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "table"), Preview({})) == 3
+        shown = capsys.readouterr().err
+        assert shown.startswith(f"gpu-exporter: explain: {said}")
+        assert "reconciler" not in shown
+
+    def refuse(address: Address) -> str:
+        raise FetchError(f"{address}: Connection refused")
+
+    exporters = ExporterSource([parse_exporter("n1")], 7200.0, ManualClock(wall=WALL), refuse)
+    assert explain_once(exporters, Rulebook(POLICY), ExplainRequest("ml/a", "table"), Preview({})) == 3
+    assert capsys.readouterr().err == "gpu-exporter: explain: cannot ask http://n1/metrics: Connection refused\n"
 
 
 def test_explain_finds_the_holder_of_a_gpu_by_uuid(capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,7 +109,7 @@ def unit(**changes: Any) -> UnitEvidence:
         ({"sample_age_s": 121.0}, "unknown", "no sample of the last 2 min"),
         ({"sample_age_s": -300.0}, "unknown", "the newest sample is 5 min ahead: a clock is wrong"),
         ({"start_wall": None}, "unknown", "the start of the allocation is not known"),
-        ({"start_wall": NOW - 600}, "starting", "held for 10 min; judged only after 30 min"),
+        ({"start_wall": NOW - 600}, "starting", "held for 10 min; no mark in its first 30 min (startup grace)"),
         ({"coverage": 0.89}, "unknown", "only 89% of the time is observed, 90% is needed"),
         ({"coverage": None}, "unknown", "an unknown share of the time is observed, 90% is needed"),
         ({"coverage": math.nan}, "unknown", "an unknown share of the time is observed, 90% is needed"),
@@ -134,7 +134,11 @@ def unit(**changes: Any) -> UnitEvidence:
             "the newest sample is 4 min ahead: a clock is wrong",
         ),
         ({"idle_run_s": 1800.0, "start_wall": NOW - 1800}, "active", "longest idle run 30 min, below 60 min"),
-        ({"idle_run_s": 0.0, "start_wall": NOW - 1799}, "starting", "held for 29 min; judged only after 30 min"),
+        (
+            {"idle_run_s": 0.0, "start_wall": NOW - 1799},
+            "starting",
+            "held for 29 min; no mark in its first 30 min (startup grace)",
+        ),
         ({"start_wall": NOW - 3 * 3600 + 120}, "underused", "its one GPU idle for 3.0 h"),
         (
             {"start_wall": NOW - 3 * 3600 + 121},
@@ -153,7 +157,7 @@ def unit(**changes: Any) -> UnitEvidence:
             "unknown",
             "its start is 120 min ahead: the clock of its node was set back, or the clock of Slurm is wrong",
         ),
-        ({"idle_run_s": 0.0, "start_wall": NOW + 60}, "starting", "held for -60 s; judged only after 30 min"),
+        ({"idle_run_s": 0.0, "start_wall": NOW + 60}, "starting", "held for -60 s; no mark in its first 30 min (startup grace)"),
     ],
 )
 def test_the_stage_and_the_reason_of_a_holder_with_one_gpu(changes: dict[str, Any], stage: str, reason: str) -> None:
@@ -251,7 +255,9 @@ def test_the_reason_for_a_holder_of_several_gpus_names_the_worst_gpu() -> None:
     assert reason({"coverage": 0.5}, {"coverage": None}).startswith("an unknown share of the time is observed")
     assert reason({"idle_run_s": 60.0}, {"idle_run_s": 59.0}) == "longest idle run 1 min, below 60 min"
     assert reason({"idle_run_s": 0.0}, {"idle_run_s": 59.0}) == "longest idle run 59 s, below 60 min"
-    assert reason({"start_wall": NOW - 900}, {"start_wall": NOW - 600}).startswith("held for 10 min; judged only after")
+    assert reason({"start_wall": NOW - 900}, {"start_wall": NOW - 600}).startswith(
+        "held for 10 min; no mark in its first"
+    )
     assert reason({"witnesses": 4}, {"witnesses": None}).endswith("its number of witnesses is not published")
     assert reason({"witnesses": 4}, {"witnesses": 1}).endswith("a part of that time has only one witness")
     silent = {"idle_run_s": None}

@@ -132,6 +132,19 @@ def test_prometheus_alone_gives_the_sentence_with_its_numbers() -> None:
     assert "too many threads on few CPUs; to change: set OMP_NUM_THREADS to" in explain(decision, Policy(), use=use)
 
 
+def test_a_holder_that_its_exporter_has_only_just_seen_is_not_judged_yet() -> None:
+    new = source(page(0.0, 180.0, 170.0)).read_evidence()
+    (decision,) = decide(new, Policy())
+    unknown = {("GPU-0", ""): UnitUse("unknown", 0.45)}
+    first, stage, *_ = explain(decision, Policy(), use=unknown).splitlines()
+    assert first == "job 42 of ada/phys: not judged yet on its GPU, used 45% now"
+    assert stage == "  stage starting: held for 3 min; no mark in its first 30 min (startup grace)"
+    (of_prometheus,) = read(FakeApi()).holders
+    assert of_prometheus.units[0].seen_s == 9000.0
+    (old,) = decide(source(page(0.0, 900.0, 170.0)).read_evidence(), Policy())
+    assert explain(old, Policy(), use=unknown).startswith("job 42 of ada/phys: unknown on its GPU")
+
+
 def test_gpus_that_differ_are_counted_and_an_unknown_one_is_no_idle_one() -> None:
     (decision,) = decide(source(with_cause(page(8000.0, 9000.0, 8900.0))).read_evidence(), Policy())
     units = tuple(decision.units[0]._replace(uuid=f"GPU-{n}", gpu=str(n), causes=()) for n in range(4))

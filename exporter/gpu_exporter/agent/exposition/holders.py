@@ -32,8 +32,10 @@ def render_holders(view: View) -> str:
         if source.up:
             said = "answers" if source.complete else "answers in part"
         conflicts = f", {source.conflicts} conflicts" if source.conflicts else ""
-        lines.append(f"source {source.name}: {said}{conflicts}")
-        lines += [f"source {source.name}: {one_line(text)}" for text in (source.error, source.notice) if text]
+        texts = [one_line(text) for text in (source.error, source.notice) if text]
+        why = f": {texts.pop(0)}" if source.error else ""  # the fault and its reason are one line
+        lines.append(f"source {source.name}: {said}{conflicts}{why}")
+        lines += [f"source {source.name}: {text}" for text in texts]
     return "\n".join(lines) + "\n"
 
 

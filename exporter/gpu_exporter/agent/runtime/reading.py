@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_exporter.agent.sampling.reader import Readers
-from gpu_exporter.common.model.views import View
+from gpu_exporter.common.model.views import AllocationView, View
 
 if TYPE_CHECKING:
     from gpu_exporter.agent.attribution.source import Source
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from gpu_exporter.agent.sampling.sampler import DeviceSampler
     from gpu_exporter.common.clock import Clock
     from gpu_exporter.common.config.defaults import Settings
+
+TOO_NEW = "seen for only "  # of judge_state
+ONE_READING = "one reading: states need a running exporter with the same --state.directory"
 
 
 def make_readers(
@@ -43,10 +46,19 @@ def take_one_view(
 ) -> View:
     """Make one view from the GPUs and sources that answer in time. `reading` may have been started before.
 
+    No state can be judged from one reading, so its evidence says what a state needs.
+
     Raises DriverUnavailable if a GPU is expected.
     """
     reading.wait_open()
     # Loaded while the GPUs are read.
     from gpu_exporter.agent.runtime.runtime import HOST, Runtime
 
-    return Runtime(settings, backend, sources, clock, host=host or HOST).run_once(reading)
+    view = Runtime(settings, backend, sources, clock, host=host or HOST).run_once(reading)
+    return view._replace(allocations=tuple(map(_without_history, view.allocations)))
+
+
+def _without_history(allocation: AllocationView) -> AllocationView:
+    if not allocation.verdict.evidence.startswith(TOO_NEW):  # there is another reason
+        return allocation
+    return allocation._replace(verdict=allocation.verdict._replace(evidence=ONE_READING))

@@ -225,7 +225,8 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
             f"its start is {ahead} ahead: the clock of its node was set back, or the clock of Slurm is wrong",
         )
     if not min(held_s) >= policy.startup_grace:
-        return "starting", f"held for {_minutes(min(held_s))}; judged only after {_minutes(policy.startup_grace)}"
+        grace = _minutes(policy.startup_grace)
+        return "starting", f"held for {_minutes(min(held_s))}; no mark in its first {grace} (startup grace)"
     are_proven = [(unit.witnesses or 0) >= WITNESSES_MIN for unit in units]
     idle = sum(run >= windows.candidate_s for run in runs)
     if not idle:

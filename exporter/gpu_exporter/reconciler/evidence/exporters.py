@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.errors import AnswerError
-from gpu_exporter.common.fetch import fetch_text
+from gpu_exporter.common.fetch import FetchError, fetch_text
 from gpu_exporter.common.model.holders import ALLOCATION_KEY, PROCESS_SOURCE
 from gpu_exporter.common.threads import NoThread, run_ahead, start
 from gpu_exporter.reconciler.evidence.coverage import Counters
@@ -85,14 +85,16 @@ class ExporterSource:
         """Every holder of every exporter, whether it is in `marked` or not."""
         wall = self._clock.wall()
         pages: list[_Page] = []
-        problems: list[str] = []
+        errors: list[AnswerError] = []
         for page in self._read_pages().values():
             if isinstance(page, _Page):
                 pages.append(page)
             else:  # its units are missing, so holders with other units elsewhere become `unknown`
-                problems.append(str(page))
+                errors.append(page)
+        problems = [str(error) for error in errors]
         if not pages:
-            raise AnswerError("; ".join(problems[:3]))
+            kind = FetchError if all(isinstance(error, FetchError) for error in errors) else AnswerError
+            raise kind("; ".join(problems[:3]))
         self._forget(pages, wall)
         holders: dict[HolderName, Gathered] = {}
         hidden: set[tuple[str, str]] = set()
@@ -228,6 +230,7 @@ class ExporterSource:
             obstacle=series.obstacle,
             stalled_run_s=values.get("gpu_allocation_stalled_run_seconds"),
             causes=series.causes,
+            seen_s=values.get("gpu_allocation_held_seconds_total"),
         )
 
     def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:

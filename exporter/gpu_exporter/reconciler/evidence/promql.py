@@ -213,6 +213,7 @@ class PromQLSource:
             witnesses = _by_unit(facts, "idle_run_witnesses")
             stalls = _by_unit(facts, "stalled_run_seconds")
             gaps = _by_unit(facts, "idle_gap_longest_seconds")
+            seen = _by_unit(facts, "held_seconds_total")
             shares = self._coverage(facts, growth)
             obstacles = {_unit_key(row.labels): obstacle_of(row.labels) for row in facts["activity_unknown"]}
             causes: dict[UnitKey, tuple[PublishedCause, ...]] = {}
@@ -248,6 +249,7 @@ class PromQLSource:
                         obstacle=obstacles.get(key, ""),
                         stalled_run_s=stalls.get(key),
                         causes=causes.get(key, ()),
+                        seen_s=seen.get(key),
                     ),
                 )
             for row in facts["holder_units"]:

@@ -106,6 +106,7 @@ class UnitEvidence(NamedTuple):
     `is_shared`: the holder has one or several replicas of the unit (time slicing, MPS).
     `stalled_run_s`: length of its stall (seconds), 0 without one.
     `causes`: the published causes of its low utilization.
+    `seen_s`: for how long its exporter has seen the holder on it (seconds).
     """
 
     node: str
@@ -127,6 +128,7 @@ class UnitEvidence(NamedTuple):
     is_shared: bool = False
     stalled_run_s: float | None = None
     causes: tuple[PublishedCause, ...] = ()
+    seen_s: float | None = None
 
 
 class HostLimits(NamedTuple):

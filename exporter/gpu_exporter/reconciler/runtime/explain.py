@@ -11,6 +11,7 @@ from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock, ManualClock
 from gpu_exporter.common.config.defaults import Actions, Policy
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.fetch import FetchError
 from gpu_exporter.common.plain import nearest, one_line, utc
 from gpu_exporter.reconciler.actions.propose import what_may_follow
 from gpu_exporter.reconciler.audit import describe, read_transitions
@@ -75,7 +76,8 @@ def explain_once(
         find = preview.surveyor if preview is not None else lambda _scheduler: None
         evidence, decisions, problems, *_ = Judge(source, find, book, clock, pauses).judge(names)
     except AnswerError as exc:
-        complain(f"the reconciler made no decisions: {exc}")
+        failed = "cannot ask" if isinstance(exc, FetchError) else f"cannot explain {holder}:"
+        complain(f"explain: {failed} {exc}")
         return Exit.NO_DATA
     for problem in problems:
         complain(f"the evidence is incomplete: {problem}")

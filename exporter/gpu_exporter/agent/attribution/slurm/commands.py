@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gpu_exporter.agent.attribution.source import CommandFailed, SlowSource, SourceError
 from gpu_exporter.common import commands
 from gpu_exporter.common.slurm import commands as slurm_commands
 
+NO_NODE = re.compile(r"Invalid node name|^Node .* not found")
 MAX_ANSWER = 16 * 1024 * 1024  # some 5,000 jobs of `squeue --json`, which before 23.02 prints the whole cluster's
 
 
@@ -22,6 +24,6 @@ def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> st
     except commands.CommandError as exc:
         raise SourceError(str(exc)) from exc
     if done.status != 0:
-        hint = "; name this node with --attribution.slurm.node" if "Invalid node name" in done.reason else ""
+        hint = "; name this node with --attribution.slurm.node" if NO_NODE.search(done.reason) else ""
         raise CommandFailed(f"{command[0]} ended with status {done.status}: {done.reason}{hint}", done.out)
     return done.out
