@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gpu_exporter.common.model.holders import ALLOCATION_KEY
+from gpu_exporter.common.model.readings import WITNESSES_MIN
 from gpu_exporter.common.model.meanings import CAUSES
 
 RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
@@ -240,6 +241,7 @@ SECOND: Mapping[str, Second] = {
 FIXED = {
     "key": KEY,
     "target": TARGET,
+    "witnesses_min": str(WITNESSES_MIN),
     "holder": HOLDER,
     "gpu": f"{TARGET}, gpu, uuid",
     "tenant": "scheduler, namespace, account, user",

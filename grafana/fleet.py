@@ -19,7 +19,7 @@ from grafana.panels import (
     Board,
     value,
 )
-from grafana.queries import CLUSTER, PEERS, Fleet, alerts_of
+from grafana.queries import CLUSTER, PARTS, PEERS, Fleet, alerts_of
 from grafana_foundation_sdk.models import dashboard as models
 
 from gpu_exporter.common.config.defaults import Settings
@@ -138,7 +138,12 @@ def build(settings: Settings) -> models.Dashboard:
             "Held GPUs that are 100 % busy and have made no progress for 15 minutes or longer.",
             STALLED,
         ),
-        ("unknown", "Use unknown", "Held GPUs whose use is unknown.", UNKNOWN),
+        (
+            "unproven|unknown",
+            "Use unknown",
+            "Held GPUs whose use is unknown, or that only one witness shows as idle.",
+            UNKNOWN,
+        ),
         ("free", "Free", "GPUs without a holder, for all namespaces.", FREE),
         ("outside", "Outside", "GPUs without a holder that are used outside the scheduler.", OUTSIDE),
         (
@@ -149,7 +154,7 @@ def build(settings: Settings) -> models.Dashboard:
         ),
     )
     held = "Held GPUs: used, idle and unknown together. " + BY_SHARE
-    numbers = [("used|stalled|idle_short|idle_long|unknown", "Held", held, NEUTRAL)]
+    numbers = [(PARTS, "Held", held, NEUTRAL)]
     numbers += [(part, title, f"{text} {BY_SHARE}", color) for part, title, text, color in parts]
     ids = itertools.count(1)
     for position, (part, title, text, color) in enumerate(numbers):

@@ -27,7 +27,7 @@ WHO = f'{MINE}, node=~"$node"'
 UNIT = f"{TARGET}, uuid"
 PEOPLE = f"{KEY}, gpu, mig"  # with the indexes, for people
 CAUSE_NUMBERS = {name: number for number, name in enumerate(CAUSES, start=1)}
-PARTS = "used|stalled|idle_short|idle_long|unknown"
+PARTS = "used|stalled|idle_short|idle_long|unproven|unknown"
 TENANTS = "namespace, account, user"
 PEERS = 100  # number of holders or tenants in a table
 STAGES = {"candidate": 1, "underused": 2, "partial": 3, "sharing-candidate": 4}
@@ -149,13 +149,13 @@ class Fleet:
 
     def tenants(self) -> dict[str, str]:
         """GPU-hours and cost of the range by namespace, or account and user, by column of the table."""
-        held = self.hours("used|stalled|idle|unknown", TENANTS)
+        held = self.hours("used|stalled|idle|unproven|unknown", TENANTS)
         top = f"and on ({TENANTS}) topk({PEERS}, {held})"
         return {
             "held": f"topk({PEERS}, {held})",
             "idle": f"({self.hours('idle', TENANTS)} or 0 * ({held})) {top}",
             "stalled": f"({self.hours('stalled', TENANTS)} or 0 * ({held})) {top}",
-            "unknown": f"({self.hours('unknown', TENANTS)} or 0 * ({held})) {top}",
+            "unknown": f"({self.hours('unproven|unknown', TENANTS)} or 0 * ({held})) {top}",
             "share": f"{self.idle_share(TENANTS)} {top}",
             "cost": f"{self.cost('idle', TENANTS)} {top}",
         }

@@ -257,6 +257,22 @@ def tenants() -> Iterator[Case]:
         ],
     )
 
+    # Four of eight GPU-hours are at utilization 0 by one witness: neither idle nor used.
+    world = World(30)
+    node = Node(world)
+    for kind, share in (("held", 1.0), ("known", 1.0), ("idle", 0.25), ("unproven", 0.5)):
+        node.put(f"gpu_tenant_{kind}_gpu_seconds_total", place, lambda t, share=share: 60.0 * t * share)
+    rows = [
+        (f'{{namespace="ml",part="{part}",scheduler="kubernetes"}}', value)
+        for part, value in (("idle", 0.25), ("unknown", 0.0), ("unproven", 0.5), ("used", 0.25))
+    ]
+    yield Case(
+        "a tenant with hours by one witness",
+        world,
+        values=[(20, "round(tenant:gpu_gpus:rate5m, 0.001)", rows)],
+        about=["tenant:gpu_gpus:rate5m"],
+    )
+
     # Without a price, by cluster, account and user. The counters of one tenant contradict each other.
     world = World(30)
     tenants = [(c, a, u) for c in ("a", "b") for a in ("bio", "phys") for u in ("u1", "u2")]

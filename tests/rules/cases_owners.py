@@ -32,6 +32,17 @@ def owners() -> Iterator[Case]:
     Node(world).hold(0, IDLE, end=119)
     yield Case("an idle pod that ends", world, idle((FIRES, 120 + KEPT)))
 
+    for witnesses, part in ((1, "unproven"), (2, "idle_long")):
+        world = World(END)
+        Node(world).hold(0, IDLE, witnesses=witnesses)
+        yield Case(
+            f"an idle pod by {witnesses} witnesses",
+            world,
+            idle((FIRES, END)) if witnesses > 1 else [],
+            values=[(END, f'count(allocation:gpu_share:part{{part="{part}"}})', [("{}", 1)])],
+            about=["GpuHolderIdle", "allocation:gpu_share:part", "allocation:gpu_idle_unproven:bool"],
+        )
+
     world = World(END)
     Node(world).hold(0, BUSY)
     yield Case("a busy pod", world, about=["GpuHolderIdle"])

@@ -158,13 +158,14 @@ class Node:
         host: tuple[float, float] | None = None,
         causes: Mapping[str, str] | None = None,
         numbers: Mapping[tuple[str, str], float] | None = None,
+        witnesses: int | None = None,
         **holder: str,
     ) -> None:
         """Let a pod (namespace, pod) or a job (job_id) hold a GPU from minute `start` to `end`.
 
         `begun`: Unix seconds of its start, by default of minute `start`. `counts`: whether counters grow in a minute.
         `causes`: confidence by cause. `numbers`: of causes, by cause and quantity. `stalled`: length of its stall in seconds. `host`: share of its CPUs, and bytes per second of its disks.
-        `from_zero`: minute at which the exporter lost its state, so that counters start again at 0.
+        `witnesses`: of its idle runs. `from_zero`: minute at which the exporter lost its state, so that counters start again at 0.
         """
         scheduler = "slurm" if "job_id" in holder else "kubernetes"
         if scheduler == "kubernetes":
@@ -203,6 +204,9 @@ class Node:
         for position, name in enumerate(("held", "observed", "busy", "idle")):
             self.put(f"gpu_allocation_{name}_seconds_total", labels, column(position))
         self.put("gpu_allocation_idle_run_seconds", labels, idle_run or column(4))
+        if witnesses is not None:
+            run_of, of_run = idle_run or column(4), float(witnesses)
+            self.put("gpu_allocation_idle_run_witnesses", labels, lambda t: of_run if run_of(t) else run_of(t))
         self.put("gpu_allocation_start_timestamp_seconds", labels, while_held(60.0 * start if begun is None else begun))
         self.put("gpu_allocation_holder_units", labels, while_held(units))
         if stalled is not None:

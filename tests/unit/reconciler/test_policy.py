@@ -157,7 +157,11 @@ def unit(**changes: Any) -> UnitEvidence:
             "unknown",
             "its start is 120 min ahead: the clock of its node was set back, or the clock of Slurm is wrong",
         ),
-        ({"idle_run_s": 0.0, "start_wall": NOW + 60}, "starting", "held for -60 s; no mark in its first 30 min (startup grace)"),
+        (
+            {"idle_run_s": 0.0, "start_wall": NOW + 60},
+            "starting",
+            "held for -60 s; no mark in its first 30 min (startup grace)",
+        ),
     ],
 )
 def test_the_stage_and_the_reason_of_a_holder_with_one_gpu(changes: dict[str, Any], stage: str, reason: str) -> None:

@@ -33,7 +33,7 @@ class Hours:
 
     `busy`: integral of utilization. `stalled`: fully busy without progress. None: no exporter has the counter.
     `recorded`: GPU-hours that the rules recorded; `cost` covers only these. `unpriced`: recorded GPU-hours without a
-    price. `unmetered`: GPU-hours on GPUs without an energy counter.
+    price. `unmetered`: GPU-hours on GPUs without an energy counter. `unproven`: at utilization 0, by one witness only.
     """
 
     held: float = 0.0
@@ -48,6 +48,7 @@ class Hours:
     cost_stalled: float = 0.0
     recorded: float = 0.0
     unmetered: float = 0.0
+    unproven: float = 0.0
 
     @property
     def is_recorded(self) -> bool:
@@ -69,7 +70,8 @@ class Hours:
             "busy_hours": self.busy,
             "idle_hours": self.idle,
             "stalled_hours": self.stalled,
-            "used_hours": _rest(self.known, self.idle, self.stalled),
+            "unproven_hours": self.unproven,
+            "used_hours": _rest(self.known, self.idle, self.stalled, self.unproven),
             "unknown_hours": _rest(self.held, self.known),
             "idle_ratio": _share(self.idle, self.held),
             "busy_ratio": _share(self.busy, self.known),

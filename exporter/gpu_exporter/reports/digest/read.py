@@ -55,7 +55,7 @@ TENANT = "cluster, scheduler, namespace, account, user"
 HOLDER = "cluster, scheduler, namespace, pod, job_id"
 OWNER = "user, account, team, workload, array_job_id, array_task_id, het_job_id, het_job_offset"
 HELD, ENERGY = "gpu_tenant_held_gpu_seconds_total", "gpu_tenant_energy_joules_total"
-HOURS = ("held", "known", "busy", "idle", "stalled")
+HOURS = ("held", "known", "busy", "idle", "stalled", "unproven")
 
 
 class TenantCause(NamedTuple):

@@ -23,6 +23,7 @@ DAY_HEADER = ("DAY FROM (UTC)", "HELD", "USED", "IDLE", "STALLED", "UNKNOWN")
 WORDS = {"OWNER", "CAUSE", "IN WORDS", "WHAT TO CHANGE", "SUFFICIENT SIZE"}  # columns with texts
 TOP = 15
 UNKNOWN = "-"
+SHOWN_MIN = 0.05  # GPU-hours: less is printed as 0.0
 WHOLE_MIN = 99.5
 FAILED_MIN = 0.001  # share of failed scrapes from which the digest names it
 STALLED_MIN = 0.005  # share of the GPU-hours from which the sentence names them
@@ -167,6 +168,9 @@ def _notes(digest: Digest) -> list[str]:
     """What the words mean, and what is missing."""
     short = f"; in the list of holders for at least {describe_duration(digest.idle_short_s)} (alerts.idle_short)"
     notes = [f"idle: utilization 0 and no other activity, for any time{short if digest.holders else ''}"]
+    if digest.total.unproven >= SHOWN_MIN:
+        hours = _number(digest.total.unproven)
+        notes.append(f"neither used nor idle: {hours} GPU-hours at utilization 0, which no second witness confirms")
     if digest.currency and digest.total.is_priced:
         notes.append(f"cost: in {digest.currency}")
     return [*notes, *(f"not shown: {text}" for text in digest.missing)]
