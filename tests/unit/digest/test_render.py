@@ -124,3 +124,12 @@ def test_a_day_without_data_is_no_day_of_zero_hours_and_the_first_lines_say_how_
     assert (data["seen"]["seconds"], data["seen"]["since"]) == (2400.0, "1970-01-03T23:20:00+00:00")
     digest.seen = Seen(3 * 86400.0 - 60.0, 3 * 86400.0, None, 0.0)
     assert render_text(digest).splitlines()[1] == "Seen: 3d of 3d, data of 1 of 3 days"
+
+
+def test_hours_by_one_witness_are_neither_used_nor_idle() -> None:
+    tenants = {TenantName("", "kubernetes", "ml", "", ""): Hours(10.0, 10.0, 1.0, 2.0, unproven=5.0)}
+    figures = json.loads(render_json(Digest(0.0, 86400.0, tenants)))["total"]
+    assert (figures["unproven_hours"], figures["used_hours"], figures["idle_hours"]) == (5.0, 3.0, 2.0)
+    note = "neither used nor idle: 5.0 GPU-hours at utilization 0, which no second witness confirms"
+    assert note in render_text(Digest(0.0, 86400.0, tenants)).splitlines()
+    assert "neither used" not in render_text(build())

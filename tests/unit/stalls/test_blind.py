@@ -1,0 +1,79 @@
+"""A fully busy GPU whose progress nothing shows is not healthy: where no stall can be seen, its state is unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpu_exporter.common.model.readings import Effort, HostProgress, Span
+from gpu_exporter.common.model.views import Spin
+from gpu_exporter.diagnosis.stalls.floor import BoardFloor
+from gpu_exporter.diagnosis.stalls.rules import StallRules
+from gpu_exporter.diagnosis.stalls.watch import SpinWatch
+from gpu_exporter.diagnosis.stalls.work import WorkHistory
+from gpu_exporter.diagnosis.state import StateRules, Window, judge_state
+
+RULES = StateRules(600.0, 0.8, 0.5, 0.1, 0.7, 0.1)
+MINUTES = 20
+H100, GB10, RTX, T4 = "NVIDIA H100 80GB HBM3", "NVIDIA GB10", "NVIDIA GeForce RTX 4090", "Tesla T4"
+
+
+def watch_for(
+    product: str,
+    watts: float,
+    limit_w: float | None,
+    ratio: float = 1.0,
+    host: dict[str, Any] | None = None,
+    **seen: Any,
+) -> Spin:
+    """Twenty minutes at one level; the host is read every 30 s if it is given."""
+    watch = SpinWatch(StallRules(), product, BoardFloor(), WorkHistory())
+    for second in range(MINUTES * 60):
+        effort = Effort(second, second + 1.0, watts, watts, limit_w, limit_w, 2e9, **seen)
+        watch.read(effort, (Span(second, second + 1.0, ratio),), "")
+        if host is not None and second % 30 == 29:
+            watch.hear(HostProgress(second - 29.0, second + 1.0, **host))
+    return watch.report()
+
+
+@pytest.mark.parametrize(
+    ("product", "watts", "limit_w", "why"),
+    [
+        (GB10, 22.0, None, "the board reports no default power limit"),
+        (GB10, 58.0, None, "the board reports no default power limit"),
+        (T4, 68.0, 70.0, "the board's limit is 70 W: its power does not distinguish work from waiting"),
+        (RTX, 120.0, 450.0, "the power of this board at rest is unknown"),
+        (H100, 100.0, 700.0, "since its start, the exporter has only seen this GPU fully busy at low power"),
+    ],
+    ids=["no-limit", "no-limit-at-work", "small-board", "unknown-rest", "busy-since-the-start"],
+)
+def test_a_spin_that_cannot_be_judged_is_unknown(product: str, watts: float, limit_w: float | None, why: str) -> None:
+    """An engine that deadlocked on a GB10 kept its GPU at 96 % and 22 W for hours; at work it drew 45 W."""
+    spin = watch_for(product, watts, limit_w)
+    assert spin.is_blind and not spin.is_stall
+    verdict = judge_state(Window([1.0] * 10, 3600.0, 0.0, spin=spin), RULES)
+    assert verdict.state == "unknown"
+    assert verdict.evidence.startswith(f"mean 100%, but nothing shows whether it makes progress: {why}")
+    assert judge_state(Window([0.9, *[1.0] * 9], 3600.0, 0.0, spin=spin), RULES).state == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("level", "seen"),
+    [
+        ((GB10, 22.0, None), {"pcie": 5e8}),
+        ((GB10, 22.0, None), {"sm": 0.5, "pipes": 0.2, "dram": 0.1}),
+        ((GB10, 22.0, None), {"ratio": 0.9}),
+        ((GB10, 22.0, None), {"host": {"steps": 3}}),
+        ((GB10, 22.0, None), {"host": {"loaders_cores": 0.8}}),
+        ((RTX, 300.0, 450.0), {}),
+        ((H100, 600.0, 700.0), {}),
+    ],
+    ids=["traffic", "arithmetic", "not-full", "steps", "loaders", "power-above-half", "judged"],
+)
+def test_any_sign_of_progress_keeps_a_busy_gpu_healthy(
+    level: tuple[str, float, float | None], seen: dict[str, Any]
+) -> None:
+    spin = watch_for(*level, **seen)
+    assert not spin.is_blind
+    assert judge_state(Window([1.0] * 10, 3600.0, 0.0, spin=spin), RULES).state == "healthy"
