@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gpu_exporter.common.model.holders import ALLOCATION_KEY
-from gpu_exporter.common.model.readings import WITNESSES_MIN
 from gpu_exporter.common.model.meanings import CAUSES
+from gpu_exporter.common.model.readings import WITNESSES_MIN
 
 RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
 # Empty if the site has not set the address of its Grafana (alerts.grafana).
