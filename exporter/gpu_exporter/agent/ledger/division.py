@@ -30,10 +30,9 @@ COVERED_MIN = 0.8  # share of a period: if less is known about the GPU itself, n
 # The list may leave so many slacks of the utilization unexplained. More is work of a process that it leaves out.
 HIDDEN_SLACKS = 2
 LOST_SLACK = 0.05  # as SLACK in attribution/usage.py
-LISTED_S = 60.0  # how long the work of listed processes explains later work, while the unit does not rest
+LISTED_S = 60.0  # how long the work of listed processes explains later work whose list is lost
 # A holder that is idle beside busy neighbours is proven by two witnesses: it is missing in the driver's list of
-# processes,
-# and the sum of that list agrees with the GPU's own utilization.
+# processes, and the sum of that list agrees with the GPU's own utilization.
 WITNESSES = 2
 
 
