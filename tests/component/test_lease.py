@@ -257,7 +257,7 @@ def test_two_reconcilers_take_turns_and_mark_each_pod_once(plane: ControlPlane, 
         assert LABEL not in bench.labels("three")
         assert ": storage" in run_exporter(*asking).stdout
         dry = ["reconcile", "--once", f"--source.exporter={page}", "--no-slurm", *asking[1:]]
-        assert "idle for 3.0 h, but a pause is active" in run_exporter(*dry).stdout
+        assert "idle for 3.0 h, but a pause of the reconciler is active" in run_exporter(*dry).stdout
         lease = client.CoordinationV1Api(plane.api)
         forget = {"metadata": {"annotations": {UNTIL: None}}}  # the end of a pause would require another idle hour
         lease.patch_namespaced_lease("reconciler", bench.namespace, forget)

@@ -405,7 +405,9 @@ def test_idle_time_before_the_end_of_a_pause_does_not_count(prometheus: Promethe
     """The storage came back 40 minutes ago: enough for windows of 30 minutes, too short for a window of 60."""
     decision, evidence = paused(prometheus, "storage_up == 0")
     assert (decision.stage, evidence.paused) == ("unknown", "")
-    assert re.fullmatch(r"idle for 2\.\d h|idle for 1\d\d min, but a pause ended (39|4[0-2]) min ago", decision.reason)
+    assert re.fullmatch(
+        r"idle for 2\.\d h|idle for 1\d\d min, but a pause of the reconciler ended (39|4[0-2]) min ago", decision.reason
+    )
     short = POLICY._replace(candidate_after=1800.0, underused_after=3000.0)
     decision, _ = paused(prometheus, "storage_up == 0", short)
     assert decision.stage == "candidate", decision.reason

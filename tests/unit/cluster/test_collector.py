@@ -115,9 +115,9 @@ def test_a_round_without_an_answer_keeps_the_files_and_is_logged_once(
     cluster.fault = ""
     assert cluster.round()
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "2 nodes with GPUs have an answer",
+        "Slurm answers",
         "no new answers for the nodes",
-        "2 nodes with GPUs have an answer",
+        "Slurm answers",
     ]
 
 

@@ -59,23 +59,23 @@ def unit(**changes: Any) -> UnitEvidence:
         (
             {"host_cpu_ratio": 0.62},
             "candidate",
-            "its one GPU idle for 3.0 h, but it uses 62% of its CPUs, so it stays a candidate until it has been idle for 6.0 h",
+            "its one GPU idle for 3.0 h, but the holder uses 62% of its CPUs, so it stays a candidate until it has been idle for 6.0 h",
         ),
         (
             {"host_cpu_ratio": 0.1, "host_io_bytes_per_s": 2.1e8},
             "candidate",
-            "its one GPU idle for 3.0 h, but it moves 210 MB/s to and from disks, so it stays a candidate until it has been idle for 6.0 h",
+            "its one GPU idle for 3.0 h, but the holder moves 210 MB/s to and from disks, so it stays a candidate until it has been idle for 6.0 h",
         ),
         (
             {"causes": (PublishedCause("far_numa", "medium"), PublishedCause("starting", "high"))},
             "candidate",
-            "its one GPU idle for 3.0 h, but it is busy elsewhere (cause starting), so it stays a candidate until it has been idle for 6.0 h",
+            "its one GPU idle for 3.0 h, but the holder is busy outside its GPUs (cause starting), so it stays a candidate until it has been idle for 6.0 h",
         ),
         ({"causes": (PublishedCause("no_process", "high"),)}, "underused", "its one GPU idle for 3.0 h"),
         (  # published only where the site trusts the steps of trainings
             {"causes": (PublishedCause("steps_elsewhere", "medium"),)},
             "candidate",
-            "its one GPU idle for 3.0 h, but it is busy elsewhere (cause steps_elsewhere), so it stays a candidate until it has been idle for 6.0 h",
+            "its one GPU idle for 3.0 h, but the holder is busy outside its GPUs (cause steps_elsewhere), so it stays a candidate until it has been idle for 6.0 h",
         ),
         (
             {"causes": (PublishedCause("remote_io", "high"),), "idle_run_s": 6 * 3600.0, "start_wall": NOW - 9 * 3600},
@@ -155,7 +155,7 @@ def unit(**changes: Any) -> UnitEvidence:
         (
             {"start_wall": NOW + 7200},
             "unknown",
-            "its start is 120 min ahead: the clock of its node was set back, or the clock of Slurm is wrong",
+            "its start is 120 min in the future: the clock of its node was set back, or the clock of Slurm is wrong",
         ),
         (
             {"idle_run_s": 0.0, "start_wall": NOW + 60},

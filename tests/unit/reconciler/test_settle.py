@@ -430,7 +430,7 @@ def test_the_reason_does_not_name_a_past_gap_when_only_work_on_the_host_delays_t
     assert decision.stage == "candidate"
     assert (
         decision.reason
-        == "its one GPU idle for 3.5 h, but it uses 90% of its CPUs, so it stays a candidate until it has been idle for 6.0 h"
+        == "its one GPU idle for 3.5 h, but the holder uses 90% of its CPUs, so it stays a candidate until it has been idle for 6.0 h"
     )
 
 

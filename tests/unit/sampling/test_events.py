@@ -163,10 +163,10 @@ def test_a_flood_of_one_xid_is_logged_once_a_minute_with_the_number_of_repeats(
     assert [code[:3] for code in counts.codes] == [(31, "application", 998), (79, "hardware", 1)]
     assert [record.getMessage() for record in caplog.records] == [
         "gpu GPU-0: XID 31 (application)",
-        "gpu GPU-0: XID 31 (application), 400 times since the last line",
+        "gpu GPU-0: XID 31 (application), 400 times since this was last logged",
         "gpu GPU-0: XID 79 (hardware)",
         "gpu GPU-1: XID 31 (application)",
-        "gpu GPU-0: XID 31 (application), 398 times since the last line",
+        "gpu GPU-0: XID 31 (application), 398 times since this was last logged",
     ]
 
 

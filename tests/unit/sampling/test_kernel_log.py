@@ -151,9 +151,9 @@ def test_a_flood_of_xid_lines_is_logged_once_a_minute_with_the_number_of_repeats
     assert bench.counts() == {62: 240, 79: 1}
     assert [r.getMessage() for r in caplog.records] == [
         "gpu GPU-0: XID 62 (hardware), reported by the kernel's log",
-        "gpu GPU-0: XID 62 (hardware), reported by the kernel's log, 120 times since the last line",
+        "gpu GPU-0: XID 62 (hardware), reported by the kernel's log, 120 times since this was last logged",
         "gpu GPU-0: XID 79 (hardware), reported by the kernel's log",
-        "gpu GPU-0: XID 62 (hardware), reported by the kernel's log, 119 times since the last line",
+        "gpu GPU-0: XID 62 (hardware), reported by the kernel's log, 119 times since this was last logged",
     ]
 
 
@@ -164,7 +164,7 @@ def test_lost_records_are_logged_at_most_once_a_minute(bench: Bench, caplog: pyt
         bench.look(0.5)
     assert [r.getMessage() for r in caplog.records] == [
         f"{path}: records were overwritten before they were read; XIDs in them are missed",
-        f"{path}: records were overwritten before they were read; XIDs in them are missed, 120 times since the last line",
+        f"{path}: records were overwritten before they were read; XIDs in them are missed, 120 times since this was last logged",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Remembers which unit each device number of a holder means.
+"""Remembers which GPU or MIG instance each device number of a job stands for.
 
 A Slurm job's GPU is known by a number (its position). The numbers may change while the job runs, but the job keeps its
 GPUs.

@@ -234,7 +234,7 @@ class Poller:
         )
 
     def has_all(self) -> bool:
-        """Whether every source has answered, so that a holder without a grant holds nothing. True without sources."""
+        """Whether every source has answered. If so, a pod or job without a grant has no GPU. True without sources."""
         return not self._memory or self.is_known()
 
     def statuses(self) -> tuple[SourceStatus, ...]:

@@ -88,7 +88,7 @@ class InstanceCycle(NamedTuple):
 
 @dataclass(slots=True)
 class Cycle:
-    """One pass over one device. Collectors store samples here, and the raw values that show whether the GPU works.
+    """One pass over one device. Collectors store samples here, and the raw values that show whether the GPU is busy.
 
     A value that covers a period is stored with the time (`now()`) at which it was read, because a later call in the
     same cycle may be slow.

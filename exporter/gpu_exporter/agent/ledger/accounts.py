@@ -12,10 +12,10 @@ STEP_S = 1.0  # if the wall clock moved by more against the monotonic clock, it 
 
 
 class ConfirmedAllocation(NamedTuple):
-    """An allocation with dates in monotonic seconds.
+    """An allocation with times on the monotonic clock.
 
-    `confirmed`: when its source last reported it. `start`: since when the holder provably has the unit (Slurm).
-    `working`: since when the holder's program can work, None if unknown. `renewed_s`: as in Grant.
+    `confirmed`: when its source last reported it. `start`: since when the holder certainly has the unit; only Slurm
+    states that. `working`: since when the holder's program can work, None if unknown. `renewed_s`: as in Grant.
     """
 
     allocation: Allocation

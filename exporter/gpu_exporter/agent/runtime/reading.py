@@ -1,4 +1,4 @@
-"""Reads a node once, for `--once`. The driver is queried while the other modules are loaded."""
+"""Reads a node once, for `--once`. To save time, it asks the driver while Python still imports other modules."""
 
 from __future__ import annotations
 

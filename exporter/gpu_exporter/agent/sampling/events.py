@@ -134,7 +134,7 @@ class EventLoop(Worker):
                 if event is not None:
                     self._count(event)
                 for repeated, times in self._repeats.take_due():
-                    log.warning("%s, %d times since the last line", _describe(repeated), times)
+                    log.warning("%s, %d times since this was last logged", _describe(repeated), times)
 
     def _drain(self, watch: EventWatch) -> None:
         """Count the events that the driver still has in its queue. They would be lost when the registration ends."""

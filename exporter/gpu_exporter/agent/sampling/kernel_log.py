@@ -103,7 +103,7 @@ class KernelLogLoop(Worker):
         self._note(batch.probes)
         self._count_due(now)
         for repeated, times in self._repeats.take_due():
-            log.warning("%s, %d times since the last line", self._describe(repeated), times)
+            log.warning("%s, %d times since this was last logged", self._describe(repeated), times)
         return batch.full
 
     def _note(self, probes: frozenset[str]) -> None:

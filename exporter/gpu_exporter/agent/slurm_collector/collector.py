@@ -141,6 +141,6 @@ class CollectorRun:
         if problem and problem != self._problem:
             log.warning("%s", problem)
         elif not problem and self._problem != "":
-            log.info("%d nodes with GPUs have an answer", len(self._answers))
+            log.info("Slurm answers: %d nodes with GPUs have data", len(self._answers))
         self._problem = problem
         return not problem

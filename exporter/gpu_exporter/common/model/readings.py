@@ -96,8 +96,8 @@ class HostProgress(NamedTuple):
       namespace, unknown if that is the host's.
     - `steps`: the number of steps that the holder's training loop reports.
     - `spinning`: how many of the holder's GPUs are fully busy.
-    - `ended`: how many processes on the GPUs have ended since `start`. `stopped`: how many processes on GPUs that are
-      not fully busy were stopped by a signal at both `start` and `end`.
+    - `ended`: how many processes on the GPUs have ended since `start`. `stopped`: how many processes were in the
+      stopped state (SIGSTOP) both at `start` and at `end`; only those on GPUs that are not fully busy.
     """
 
     start: float

@@ -41,7 +41,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         HIGH if rank < WAITS and case.has_loaders else MEDIUM,
         f"{number} {who} use {loaders:.1f} of {max(cpus.entitled, cpus.used):.2g} CPUs, and none is left",
         against=against if case.has_loaders else NAMELESS,
-        advice=ADVICE if case.has_loaders else "make this work cheaper, or ask for more CPUs",
+        advice=ADVICE if case.has_loaders else "reduce the CPU time of these processes, or ask for more CPUs",
         gain=GAIN if case.has_loaders else "",
         values=numbers(used_cpus=loaders, cpus=max(cpus.entitled, cpus.used)),
     )

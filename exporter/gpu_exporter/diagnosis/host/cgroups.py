@@ -130,7 +130,7 @@ class Cgroups:
 
 
 class _Walk:
-    """Yields the folders below `base`, by depth. `is_whole`: no folder was skipped, except folders just removed."""
+    """Yields the folders below `base`, level by level. `is_whole`: no folder was skipped but those just removed."""
 
     def __init__(self, base: Path, folders_max: int | None = None) -> None:
         self.is_whole = True

@@ -102,7 +102,7 @@ class EvidenceReader:
         try:
             return self._look(subject, place, before.get(subject.who), host_s)
         except Exception:  # a bug that one holder shows must not cost the others
-            log.exception("cannot read the host of a holder")
+            log.exception("cannot read the CPU and disk use of a pod or job")
             return None
 
     def _look(

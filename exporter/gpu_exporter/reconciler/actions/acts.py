@@ -46,9 +46,9 @@ class ActionObserver(Protocol):
 
 
 class Receipt(NamedTuple):
-    """The proofs for an act, for the audit log.
+    """The grounds for an act, for the audit log.
 
-    `standing`: the record of the policy; None if the site's setting `override` replaces the record.
+    `standing`: how often earlier decisions of the policy were right; None if the setting `override` is the ground.
     """
 
     warned: Mapping[HolderName, Warned]

@@ -198,7 +198,9 @@ class Record:
         own = tenants.get(account.tenant, PolicyStanding(0.0, 0.0))
         if own.regrets > settings.regret_max * own.decisions:
             share = f"{own.regrets:.0f} of {own.decisions:.0f}"
-            return Skipped("regret", f"{share} decisions {what} for tenant {account.tenant} were regretted")
+            return Skipped(
+                "regret", f"after {share} decisions {what} for tenant {account.tenant}, the holder worked again soon"
+            )
         standing = _pool(tenants, settings.regret_max)
         if standing is None:
             return Skipped("shadow", f"decisions {what} come from fewer than {TENANTS_MIN} tenants")
@@ -207,7 +209,7 @@ class Record:
             return Skipped("shadow", f"{counted} {what} are recorded")
         if standing.regrets > settings.regret_max * standing.decisions:
             share = f"{standing.regrets:.1f} of {standing.decisions:.0f}"
-            return Skipped("regret", f"{share} decisions {what} were regretted")
+            return Skipped("regret", f"after {share} decisions {what}, the holder worked again soon")
         acted, resumed = (self._sum(account, first, count) for count in (ACTED, RESUMED))
         if acted >= RESUMED_MIN and resumed > settings.resumed_max * acted:
             return Skipped("resumed", f"{resumed} of {acted} acts {what} were undone by their owners")

@@ -222,7 +222,7 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
         ahead = _minutes(-min(held_s))
         return (
             "unknown",
-            f"its start is {ahead} ahead: the clock of its node was set back, or the clock of Slurm is wrong",
+            f"its start is {ahead} in the future: the clock of its node was set back, or the clock of Slurm is wrong",
         )
     if not min(held_s) >= policy.startup_grace:
         grace = _minutes(policy.startup_grace)
@@ -239,7 +239,10 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
         known_s = wall - holder.counts_from
         if not known_s >= windows.candidate_s:
             ended = f"ended {_minutes(known_s)} ago" if known_s > 0 else "is active"
-            return "unknown", f"idle for {_minutes(max(runs))}, but a pause {ended}"
+            return (
+                "unknown",
+                f"idle for {_minutes(max(runs))}, but a pause of the reconciler {ended}",
+            )
         runs = [min(run, known_s) for run in runs]
     coverage = [_number(unit.coverage) for unit in units]
     if not all(share >= policy.coverage_min for share in coverage):
@@ -272,7 +275,7 @@ def _judge_idle(
         until = _minutes(policy.host_delay_max)
         return (
             "candidate",
-            f"{_all(held)} idle for {_minutes(shortest)}, but it {work}, so it stays a candidate until it has "
+            f"{_all(held)} idle for {_minutes(shortest)}, but the holder {work}, so it stays a candidate until it has "
             f"been idle for {until}",
         )
     beside = f"; it {work}, so its GPUs are not taken back" if (work := _host_work(units, policy)) else ""
@@ -311,7 +314,7 @@ def _host_work(units: Sequence[UnitEvidence], policy: Policy) -> str:
 def _other_work(units: Sequence[UnitEvidence]) -> str:
     """The work of a holder outside its GPUs, in words, from its published causes; "" if no such cause is published."""
     works = next((cause.name for unit in units for cause in unit.causes if cause.name in WORK_ELSEWHERE), "")
-    return f"is busy elsewhere (cause {works})" if works else ""
+    return f"is busy outside its GPUs (cause {works})" if works else ""
 
 
 def merge_units(units: Sequence[UnitEvidence]) -> list[UnitEvidence]:

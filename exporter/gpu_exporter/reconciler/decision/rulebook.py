@@ -125,9 +125,7 @@ def _fit_all(patterns: Sequence[str], values: frozenset[str], what: str) -> bool
     """Whether the one value in the series fits a pattern; the reason if the series have no value or several."""
     if len(values) != 1 or not min(values):
         return (
-            NO_LABEL.format(what=what)
-            if len(values) < 2
-            else f"its series name several values of {what}: {sorted(values)}"
+            NO_LABEL.format(what=what) if len(values) < 2 else f"its series have more than one {what}: {sorted(values)}"
         )
     return _fits(patterns, min(values))
 

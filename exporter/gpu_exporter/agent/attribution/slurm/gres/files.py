@@ -112,7 +112,7 @@ def _minor_of(name: str, vendor: Vendor) -> int | None:
 
 
 def _read_text(path: Path, dates: list[tuple[float, Path]]) -> str:
-    """Return the text of a file, and append to `dates` when its content or attributes last changed.
+    """Return the text of a file, and append the time of its last change (content or attributes) to `dates`.
 
     Raises OSError, UnicodeDecodeError.
     """
