@@ -91,7 +91,10 @@ class Site(NamedTuple):
         return [run for each in runs.values() for run in each]
 
     def hours(self) -> tuple[dict[str, float], dict[str, float], str]:
-        """GPU-seconds held and known by account, once two polls have added nothing, and the metrics page."""
+        """GPU-seconds held and known by account, once two polls have added nothing, and the metrics page.
+
+        A new account is published as 0 for its first minute.
+        """
         seen: list[tuple[float, str]] = []
 
         def page() -> str | None:
@@ -99,7 +102,8 @@ class Site(NamedTuple):
             hours = str((read_hours(text, "held"), read_hours(text, "known")))
             if not seen or seen[-1][1] != hours:
                 seen.append((time.monotonic(), hours))
-            return text if time.monotonic() - seen[-1][0] > 12.0 else None
+            is_new = 0.0 in read_hours(text, "held").values()
+            return None if is_new or time.monotonic() - seen[-1][0] <= 12.0 else text
 
         text = wait_for(page, "their hours", each_s=0.5)
         return read_hours(text, "held"), read_hours(text, "known"), text
