@@ -207,8 +207,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             covered = prometheus.query("allocation:gpu_coverage:ratio30m >= 0.9", at)
             scraped = prometheus.query(f"count_over_time(namespace:gpu_gpus:sum[1m]) >= {SCRAPES}", at)
             marks = prometheus.query('gpu_reconciler_allocation_stage{stage="underused"}', at)
-            counts = (len(lost), len(idle), len(known), len(seen), len(marks))
-            return counts == (1, 2, 5, 7, 2) and len(covered) >= 5 and bool(scraped)
+            new = prometheus.query("gpu_tenant_held_gpu_seconds_total == 0", at)  # for the first minute of a tenant
+            counts = (len(lost), len(idle), len(known), len(seen), len(marks), len(new))
+            return counts == (1, 2, 5, 7, 2, 0) and len(covered) >= 5 and bool(scraped)
 
         def settled() -> float | None:
             """The moment of all queries, at which the node had been in its state for some evaluations of the rules."""

@@ -79,7 +79,8 @@ def test_kills_at_random_moments_add_nothing_to_the_counters(
         """The increase of a counter by GPU, and the time that it took. Checks that the counter never falls."""
         assert all(resets == 0 for _, resets in prometheus.query(f"resets({name}[{span}s])")), f"{name} fell"
         found = {}
-        for place, samples in prometheus.samples(f"{name}[{span}s]", label).items():
+        for place, every in prometheus.samples(f"{name}[{span}s]", label).items():
+            samples = [each for each in every if each[1]] or every  # a new tenant is published as 0 for a minute
             (t_first, v_first), (t_last, v_last) = samples[0], samples[-1]
             found[place.removeprefix("team-")] = v_last - v_first, t_last - t_first
         return found

@@ -108,6 +108,9 @@ class AcmeDevice(Device):
     def read_power(self) -> float:
         return 80.0
 
+    def read_power_limit(self) -> float:
+        return 300.0  # without a limit, power is no witness, and one witness proves no idleness
+
     def read_temperature(self) -> float:
         raise DeviceError("acme_read_heat", "ACME_E_SENSOR")
 
@@ -276,13 +279,13 @@ def test_an_idle_part_of_a_board_gets_hours_an_alert_a_line_on_the_dashboard_and
     clock = ManualClock(wall=day.node.clock.wall())
     source = ExporterSource([parse_exporter("n1:9836")], Policy().underused_after, clock, lambda _url: day.text)
     decisions = {each.name.name: each for each in decide(source.read_evidence(), Policy())}
-    assert {name: each.stage for name, each in decisions.items()} == {"half": "candidate", "train-0": "active"}
+    assert {name: each.stage for name, each in decisions.items()} == {"half": "underused", "train-0": "active"}
     pods = OnePod("half", "uid-half", {"acme.example/part-half": "1"}, clock.wall() - held_s)
     with pytest.raises(Refused):
         PodMarker(pods, Policy(), clock, resources=gpu_resources()).write(decisions["half"], clock.wall())
     monkeypatch.setattr(vendor, "VENDORS", (vendor.NVIDIA, ACME))
     PodMarker(pods, Policy(), clock, resources=gpu_resources()).write(decisions["half"], clock.wall())
-    assert pods.pod["metadata"]["labels"] == {LABEL: "candidate"}
+    assert pods.pod["metadata"]["labels"] == {LABEL: "underused"}
 
 
 class OnePod(Api):

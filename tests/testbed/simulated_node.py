@@ -73,11 +73,20 @@ class SimulatedNode:
         self.poller = Poller([self._source], self.clock, self.settings.attribution.keep_last)
         self.readings: dict[int, DeviceSnapshot] = {}
         self.diagnosis = NodeDiagnosis(self.settings, self.clock, self.state, self._gather, self._works)
-        self.samplers = [
+        self.samplers = self._make_samplers()
+
+    def _make_samplers(self) -> list[DeviceSampler]:
+        devices = [self._backend.find(i) for i in range(self._backend.count())]
+        return [
             DeviceSampler(
-                self._backend.find(i), registry.DEFAULT, self.clock, self._rules, is_shared=self.state.is_shared
+                device,
+                registry.DEFAULT,
+                self.clock,
+                self._rules,
+                is_shared=self.state.is_shared,
+                rest_w=self.state.rest_w(device.identity.uuid),
             )
-            for i in range(self._backend.count())
+            for device in devices
         ]
 
     def restart(self, away_s: float, state: StateFile | None = None) -> None:
@@ -85,6 +94,7 @@ class SimulatedNode:
         self.clock.advance(away_s)
         self._begin(state)
         reason = self.state.restore()
+        self.samplers = self._make_samplers()
         assert state is None or not reason, reason
 
     def run(self, seconds: float, *, sample: bool = True) -> View:

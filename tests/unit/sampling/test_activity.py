@@ -177,7 +177,7 @@ def test_witnesses_are_counted() -> None:
     cycle.power_w, cycle.power_limit_w = 60.0, 400.0
     activity = bench.reader.read(cycle, 10.0, 10.0 + WALL)
     assert activity is not None
-    assert activity.witnesses == 4
+    assert activity.witnesses == 2, "an engine for video does not see computation"
 
 
 def test_a_witness_that_needs_two_readings_is_not_counted_after_one(bench: Bench) -> None:
@@ -192,7 +192,7 @@ def test_a_witness_that_needs_two_readings_is_not_counted_after_one(bench: Bench
         activity = bench.reader.read(cycle, second, second + WALL)
         assert activity is not None
         counts.append(activity.witnesses)
-    assert counts == [2, 3]
+    assert counts == [1, 2]
 
 
 def test_traffic_after_a_missing_reading_is_unknown_although_gpm_is_quiet(bench: Bench) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.testbed.simulated_node import SimulatedNode
 from gpu_exporter.agent.devices.errors import DeviceError, NotSupported
 from gpu_exporter.agent.devices.protocol import Gpm, Traffic, UtilizationSample
 from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.ledger.state import StateFile
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import AllocationView
 
@@ -146,31 +148,23 @@ def resting(level: str = "context", *, at: int = 0, first: str = "context") -> S
 ALL_BUT_UTILIZATION = ("power", "energy", "limit", "pcie", "nvlink", "gpm")
 
 
-def no_engines(node: SimulatedNode) -> SimulatedNode:
-    def refuse(*given: Any) -> Any:
-        raise NotSupported("nvmlDeviceGetEncoderUtilization", "NVML_ERROR_NOT_SUPPORTED")
-
-    for name in ("read_engine", "read_engine_samples"):
-        setattr(node.samplers[0].device, name, refuse)
-    return node
-
-
 def test_a_gpu_with_one_witness_is_neither_idle_nor_lost() -> None:
-    seen = hour_of(no_engines(resting()), without=ALL_BUT_UTILIZATION)
+    """Engines for video and images do not see computation: they contradict, and prove nothing."""
+    seen = hour_of(resting(), without=ALL_BUT_UTILIZATION)
     assert seen.verdict.state == "unknown"
     assert seen.verdict.evidence == "idle for 59m55s by one witness only: this GPU reports nothing else that proves it"
     assert (seen.totals.idle_s, seen.totals.idle_run_witnesses) == (0.0, 1)
     assert seen.totals.observed_s == pytest.approx(3600, abs=10), "its coverage is not lost"
     assert seen.totals.idle_run_s == pytest.approx(3600, abs=10), "so it may become a candidate, and no more"
-    control = hour_of(no_engines(resting()), without=ALL_BUT_UTILIZATION[1:])
+    control = hour_of(resting(), without=ALL_BUT_UTILIZATION[1:])
     assert control.verdict.state == "unknown", "power without a limit is no witness"
-    control = hour_of(no_engines(resting()), without=("energy", "limit", "pcie", "gpm"))
+    control = hour_of(resting(), without=("energy", "limit", "pcie", "gpm"))
     assert (control.verdict.state, control.totals.idle_run_witnesses) == ("held_idle", 2)
     assert control.totals.idle_s == pytest.approx(3600, abs=10)
 
 
 def test_the_hours_of_a_tenant_by_one_witness_are_a_part_of_their_own() -> None:
-    node = no_engines(resting())
+    node = resting()
     hour_of(node, without=ALL_BUT_UTILIZATION)
     ((_, totals),) = node.view().tenants
     assert totals.idle_s == 0.0 and totals.busy_s == 0.0
@@ -185,7 +179,7 @@ def test_the_hours_of_a_tenant_by_one_witness_are_a_part_of_their_own() -> None:
 def test_power_without_a_limit_contradicts_a_utilization_that_is_stuck_at_0() -> None:
     node = resting("train", at=1800)
     break_source(node, "utilization", "stuck", random.Random(1), 0.0)
-    for source in ("limit", "pcie", "nvlink", "gpm"):
+    for source in ("limit", "nvlink", "gpm"):
         break_source(node, source, "refused", random.Random(1), 0.0)
     (before,) = node.run(1790).allocations
     assert before.verdict.state == "held_idle", "the other witnesses are quiet too"
@@ -262,7 +256,12 @@ def test_the_first_minute_of_a_discarded_power_is_unknown() -> None:
     assert seen.totals.idle_s == pytest.approx(690 - 30, abs=7)
     device.read_power = lambda: 2_000.0
     (seen,) = node.run(600).allocations
-    assert seen.totals.idle_s == pytest.approx(660 + 600 - 60, abs=12), "later the others decide"
+    assert seen.totals.idle_s == pytest.approx(660 + 600, abs=12), "within ten minutes the others decide at once"
+    device.read_power = true
+    node.run(700)
+    device.read_power = lambda: 2_000.0
+    (seen,) = node.run(600).allocations
+    assert seen.totals.idle_s == pytest.approx(1260 + 1300 - 60, abs=18)
 
 
 def test_the_rest_of_a_board_without_limit_is_learned_with_an_open_context_only() -> None:
@@ -279,3 +278,50 @@ def test_the_rest_of_a_board_without_limit_is_learned_with_an_open_context_only(
     (seen,) = node.run(600).allocations
     assert node.readings[0].contradiction == ""
     assert seen.totals.idle_s == pytest.approx(895, abs=10)
+
+
+@pytest.mark.parametrize("has_energy", [True, False])
+def test_a_coarse_sensor_that_follows_bursts_is_a_value(has_energy: bool) -> None:
+    """Whole watts, equal in each rest. At the edge of a burst the utilization shows the time before."""
+    stages = [{"at": 40 * number, "level": "train" if number % 2 else "context"} for number in range(60)]
+    holder = {"gpu": 0, "kind": "job", "name": "7", "user": "u", "processes": 1}
+    node = SimulatedNode(parse_scenario({"gpus": [{"model": "H100", "work": stages}], "holders": [holder]}))
+    device: Any = node.samplers[0].device
+    exact = device.read_power
+    device.read_power = lambda: float(round(exact() / 10.0) * 10)
+    if not has_energy:
+        break_source(node, "energy", "refused", random.Random(1), 0.0)
+    discarded = 0
+    for _ in range(1800):
+        node.run(1.0)
+        discarded += bool(node.readings[0].note)
+    assert discarded == 0
+    ((_, totals),) = node.view().tenants
+    assert totals.idle_s == pytest.approx(900, rel=0.1)
+
+
+def test_the_power_at_rest_survives_a_restart_under_load(tmp_path: Path) -> None:
+    """Else 300 of 700 W look like rest to a new process, and a utilization that is stuck at 0 is believed."""
+    state = StateFile(tmp_path, 10.0, "boot-1")
+    scenario = {
+        "gpus": [{"model": "H100", "work": [{"at": 0, "level": "context"}, {"at": 1000, "level": "evaluate"}]}],
+        "holders": [{"gpu": 0, "kind": "job", "name": "7", "user": "u", "processes": 1}],
+    }
+    node = SimulatedNode(parse_scenario(scenario), state=state)
+
+    def break_it() -> None:
+        break_source(node, "utilization", "stuck", random.Random(1), 0.0)
+        for source in ("pcie", "nvlink", "gpm"):
+            break_source(node, source, "refused", random.Random(1), 0.0)
+
+    break_it()
+    (before,) = node.run(990).allocations
+    assert before.verdict.state == "held_idle", before.verdict
+    node.run(110)
+    node.state.write_state()
+    node.restart(5.0, state)
+    break_it()
+    (after,) = node.run(1800).allocations
+    assert after.verdict.state == "unknown"
+    totals = node.state.ledger.unit_totals(UnitId(node.samplers[0].device.identity.uuid), *now_of(node))
+    assert totals is not None and totals.idle_s == pytest.approx(1000, abs=15)

@@ -25,12 +25,16 @@ def watch_for(
     limit_w: float | None,
     ratio: float = 1.0,
     host: dict[str, Any] | None = None,
+    swing_w: float = 0.0,
+    moves_memory: bool = False,
     **seen: Any,
 ) -> Spin:
     """Twenty minutes at one level; the host is read every 30 s if it is given."""
     watch = SpinWatch(StallRules(), product, BoardFloor(), WorkHistory())
     for second in range(MINUTES * 60):
-        effort = Effort(second, second + 1.0, watts, watts, limit_w, limit_w, 2e9, **seen)
+        now_w = watts + swing_w * (second // 20 % 2)
+        memory = 2e9 + (1e6 * (second // 300) if moves_memory else 0.0)
+        effort = Effort(second, second + 1.0, now_w, now_w, limit_w, limit_w, memory, **seen)
         watch.read(effort, (Span(second, second + 1.0, ratio),), "")
         if host is not None and second % 30 == 29:
             watch.hear(HostProgress(second - 29.0, second + 1.0, **host))
@@ -42,7 +46,7 @@ def watch_for(
     [
         (GB10, 22.0, None, "the board reports no default power limit"),
         (GB10, 58.0, None, "the board reports no default power limit"),
-        (T4, 68.0, 70.0, "the board's limit is 70 W: its power does not distinguish work from waiting"),
+        (T4, 40.0, 70.0, "the board's limit is 70 W: its power does not distinguish work from waiting"),
         (RTX, 120.0, 450.0, "the power of this board at rest is unknown"),
         (H100, 100.0, 700.0, "since its start, the exporter has only seen this GPU fully busy at low power"),
     ],
@@ -67,9 +71,25 @@ def test_a_spin_that_cannot_be_judged_is_unknown(product: str, watts: float, lim
         ((GB10, 22.0, None), {"host": {"steps": 3}}),
         ((GB10, 22.0, None), {"host": {"loaders_cores": 0.8}}),
         ((RTX, 300.0, 450.0), {}),
+        ((T4, 66.0, 70.0), {}),
+        ((T4, 45.0, 70.0), {"swing_w": 6.0}),
+        ((GB10, 45.0, None), {"swing_w": 6.0}),
+        ((T4, 45.0, 70.0), {"moves_memory": True}),
         ((H100, 600.0, 700.0), {}),
     ],
-    ids=["traffic", "arithmetic", "not-full", "steps", "loaders", "power-above-half", "judged"],
+    ids=[
+        "traffic",
+        "arithmetic",
+        "not-full",
+        "steps",
+        "loaders",
+        "power-above-half",
+        "near-the-limit",
+        "unsteady",
+        "unsteady-without-limit",
+        "memory",
+        "judged",
+    ],
 )
 def test_any_sign_of_progress_keeps_a_busy_gpu_healthy(
     level: tuple[str, float, float | None], seen: dict[str, Any]

@@ -138,6 +138,11 @@ class NodeState:
         """Whether the driver must report the work of single processes on this GPU, because holders may share it."""
         return uuid in self._sharing.gpus
 
+    def rest_w(self, uuid: str) -> float | None:
+        """The power of this GPU at rest by the state file (watts), None if it is unknown."""
+        record = self.ledger.units.get(UnitId(uuid))
+        return record.account.rest_w if record is not None else None
+
     def touch(self) -> None:
         """Note that something a view shows has changed elsewhere."""
         with self._lock:

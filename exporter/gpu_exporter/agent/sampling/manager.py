@@ -49,6 +49,9 @@ class SnapshotSink(Protocol):
     def is_shared(self, uuid: str) -> bool:
         """Whether several holders share this GPU, or may share it, so that each process's use must be read."""
 
+    def rest_w(self, uuid: str) -> float | None:
+        """The power of this GPU at rest as an earlier process of the exporter saw it (watts), None if unknown."""
+
     def touch(self) -> None:
         """Note that published data about the GPUs has changed."""
 
@@ -234,7 +237,8 @@ class DeviceManager:
             self._persistence.pop(identity.uuid, None)
         totals = self._totals.setdefault(identity.uuid, Totals())
         totals.forget_last()
-        return DeviceSampler(device, self._enabled, self._clock, self._rules, totals, self._sink.is_shared)
+        rest_w = self._sink.rest_w(identity.uuid)
+        return DeviceSampler(device, self._enabled, self._clock, self._rules, totals, self._sink.is_shared, rest_w)
 
     def _deliver(self, snapshot: DeviceSnapshot) -> None:
         """Deliver a snapshot. If the GPU is down, first check the PCI bus: a GPU that was given away is not lost."""

@@ -49,10 +49,12 @@ class DeviceSampler:
         rules: ActivityRules,
         totals: Totals | None = None,
         is_shared: Callable[[str], bool] = lambda uuid: False,
+        rest_w: float | None = None,
     ) -> None:
         """`totals`: sums to continue, from an earlier sampler of this device.
 
-        `is_shared`: takes a GPU's UUID, and returns whether each process's use must be read.
+        `is_shared`: takes a GPU's UUID, and returns whether each process's use must be read. `rest_w`: the power of the
+        GPU at rest as an earlier process of the exporter saw it, in watts.
         """
         self.device = device
         self.error_counts: Counter[tuple[str, str]] = Counter()
@@ -64,7 +66,7 @@ class DeviceSampler:
         self._stuck = StuckCounter()
         self._power = PowerTrust()
         self._effort = EffortReader()
-        self._activity = ActivityReader(UnitId(device.identity.uuid), rules)
+        self._activity = ActivityReader(UnitId(device.identity.uuid), rules, rest_w)
         self._witnesses = Witnesses(rules)  # shared by all instances
         self._totals = totals or Totals()
         self._kept: dict[str, _Kept] = {}

@@ -41,7 +41,7 @@ from gpu_exporter.diagnosis.stalls.work import WorkHistory
 GRACE_S = 150.0
 BOARDS_DIFFER = 1.1  # a board at rest may draw this many times the published value of its model
 ROUNDING = 1e-6  # tolerance for the mean of many readings that are all just high enough
-HALF = 0.5  # of the default limit of all but small boards: a GPU that only waits draws less, whatever its rest is
+HALF, NEARLY_ALL = 0.5, 0.9  # of the default limit, of a small board: a GPU that only waits draws less
 STEPS_MIN = 0.8  # known share of the time over which the power must be flat
 UNKNOWN_FLOOR = "the power of this board at rest is unknown: the exporter has never seen it at utilization 0"
 
@@ -75,6 +75,8 @@ class SpinWatch:
         """the reason why the last run ended, or why no run begins"""
         self._quiet_since: float | None = None  # since when no reading shows progress, while no stall can be seen
         self._read_at = 0.0
+        self._levels = Spread(rules.flat_over)
+        self._memory: float | None = None
         self._progresses = False  # whether the last reading shows arithmetic, traffic, or power that a wait never draws
         self.around: Around = NOTHING_KNOWN
         self.works_s = 0.0
@@ -176,9 +178,7 @@ class SpinWatch:
             self._is_below = spans[-1].ratio < self._rules.utilization_min
         seen, power_w = self._find_work(effort), _lowest_power(effort)
         if self.unknown:
-            limit_w = self._default_w or 0.0
-            draws = limit_w > self._rules.small_board_watts and power_w > HALF * limit_w
-            self._progresses = bool(seen) or draws
+            self._progresses = bool(seen) or self._draws(power_w) or self._is_unsteady(effort, power_w)
             self._end(effort.end, self.unknown)
             return
         if seen or power_w > self._share(self._rules.low_ratio):
@@ -205,6 +205,21 @@ class SpinWatch:
         missing = self._find_missing(self._run, effort.end)
         if missing:
             self._end(effort.end, missing)
+
+    def _draws(self, power_w: float) -> bool:
+        """Whether a GPU that only waits never draws this power, whatever its rest is; false without a limit."""
+        limit_w = self._default_w or 0.0
+        share = HALF if limit_w > self._rules.small_board_watts else NEARLY_ALL
+        return limit_w > 0.0 and power_w > share * limit_w
+
+    def _is_unsteady(self, effort: Effort, power_w: float) -> bool:
+        """Whether the power or the memory changes, as they do not while a GPU only waits."""
+        before, self._memory = self._memory, effort.memory_bytes
+        if power_w:
+            self._levels.add(effort.end, power_w)
+        widest_w = max(self._rules.flat_watts, self._rules.flat_ratio * (self._default_w or 0.0))
+        is_moved = None not in (before, self._memory) and before != self._memory
+        return is_moved or self._levels.width() > widest_w
 
     def hear(self, host: HostProgress) -> None:
         """Take the holder's activity on its host."""

@@ -1,11 +1,13 @@
 """Decides whether a board's power is evidence: it is discarded if it cannot be true, or if it does not follow the load.
 
 - More than ABSURD times the limit of the board: a driver fault of 2026 reported 588 W for minutes on a board of 35 W.
-- Frozen: equal to the milliwatt while the utilization moved by half, or while the energy counter shows another mean. A
-  board at rest or at a constant load may report equal values, so equality alone proves nothing.
+- Frozen: equal to the milliwatt for half a minute, while the energy counter shows another mean, or, without an energy
+  counter, while the utilization moved by half. A board at rest or at a constant load may report equal values, and some
+  sensors change every ten seconds only, so equality alone proves nothing.
 
 A discarded power is counted as implausible, and is neither published nor a witness. For the first minute the moment is
-unknown, since a valid power may come back. After that the other witnesses decide without it.
+unknown, since a valid power may come back. After that the other witnesses decide without it. A power that is discarded
+again within ten minutes costs no further minute.
 
 Without a power limit (GB10, Jetson, many vGPUs), power cannot prove work, because nothing shows how much work would
 draw. But it can contradict a utilization of 0: see RestWithoutLimit.
@@ -20,7 +22,7 @@ from gpu_exporter.agent.collectors.plausible import ABSURD
 from gpu_exporter.agent.collectors.power import GPU_POWER
 from gpu_exporter.agent.collectors.processes import GPU_COMPUTE_PROCESSES, GPU_GRAPHICS_PROCESSES
 
-PATIENCE_S = 60.0
+PATIENCE_S, RECOVERED_S = 60.0, 600.0
 MOVED = 0.5  # of the utilization
 REACT_S = 5.0  # within this time power follows the load: NVML reports means over a second
 FROZEN_S = 30.0  # time over which the energy counter gives the mean power
@@ -37,7 +39,7 @@ class PowerTrust:
 
     def __init__(self) -> None:
         self.note = ""
-        self._believed_at = -math.inf
+        self._discarded_at = self._doubted_at = -math.inf  # the last time, and the first time of this episode
         self._rest = RestWithoutLimit()
         self._frozen = FrozenPower()
 
@@ -50,13 +52,15 @@ class PowerTrust:
         elif watts is not None and self._frozen.judge(cycle, watts, now):
             self.note = f"its power is not used: it stays at {watts:.3f} W, whatever the load"
         if self.note:
-            cycle.note_implausible(GPU_POWER, witness=now - self._believed_at <= PATIENCE_S)
+            if now - self._discarded_at > RECOVERED_S:
+                self._doubted_at = now
+            self._discarded_at = now
+            cycle.note_implausible(GPU_POWER, witness=now - self._doubted_at <= PATIENCE_S)
             cycle.samples = [sample for sample in cycle.samples if sample.family is not GPU_POWER]
             cycle.power_w = None
             return ""
         if watts is None:
             return ""
-        self._believed_at = now
         return "" if limit else self._rest.judge(cycle, watts, now)
 
 
@@ -64,7 +68,7 @@ class FrozenPower:
     """Detects a power reading that no longer changes."""
 
     def __init__(self) -> None:
-        self._watts = math.nan
+        self._watts, self._since = math.nan, math.inf
         self._low = self._high = 0.0
         self._moved_at = math.inf
         self._energy: tuple[float, float] | None = None  # joules and their time, when the value was first read
@@ -72,19 +76,21 @@ class FrozenPower:
     def judge(self, cycle: Cycle, watts: float, now: float) -> bool:
         ratio = cycle.utilization
         if watts != self._watts:
-            self._watts, self._moved_at = watts, math.inf
-            self._low, self._high = (math.inf, -math.inf) if ratio is None else (ratio, ratio)
+            self._watts, self._since, self._moved_at = watts, now, math.inf
+            self._low, self._high = math.inf, -math.inf
             self._energy = None if cycle.energy_j is None else (cycle.energy_j, cycle.energy_at)
             return False
-        if ratio is not None:
+        # At the edge of a load the utilization, a mean of up to a second, still shows the time before.
+        if ratio is not None and now - self._since >= REACT_S:
             self._low, self._high = min(self._low, ratio), max(self._high, ratio)
         if self._high - self._low >= MOVED:
             self._moved_at = min(self._moved_at, now)
-        return now - self._moved_at >= REACT_S or self._is_apart(cycle, watts)
+        if self._energy is not None and cycle.energy_j is not None:
+            return self._is_apart(cycle, watts)
+        return now - self._since >= FROZEN_S and now - self._moved_at >= REACT_S
 
     def _is_apart(self, cycle: Cycle, watts: float) -> bool:
-        if self._energy is None or cycle.energy_j is None:
-            return False
+        assert self._energy is not None and cycle.energy_j is not None
         joules, span_s = cycle.energy_j - self._energy[0], cycle.energy_at - self._energy[1]
         if span_s < FROZEN_S or joules <= 0.0:
             return False

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from gpu_exporter.agent.collectors.contract import Cycle
-from gpu_exporter.agent.devices.protocol import Gpm
+from gpu_exporter.agent.devices.protocol import ENGINES, Gpm
 from gpu_exporter.agent.sampling.activity.driver_ring import (
     LATENESS,
     RING_AGE_MAX_S,
@@ -25,6 +25,7 @@ from gpu_exporter.agent.sampling.activity.witnesses import (
     UNKNOWN,
     ActivityRules,
     Moment,
+    Observation,
     Witnesses,
     active_names,
     moment_of,
@@ -61,11 +62,12 @@ def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, w
 class ActivityReader:
     """Converts the cycles of one device into spans."""
 
-    def __init__(self, unit: UnitId, rules: ActivityRules) -> None:
+    def __init__(self, unit: UnitId, rules: ActivityRules, rest_w: float | None = None) -> None:
+        """`rest_w`: the power of the GPU at rest, if it is known from before (watts)."""
         self._unit = unit
         self._rules = rules
         self._max_gap = rules.gap_intervals * rules.interval_s
-        self._witnesses = Witnesses(rules)
+        self._witnesses = Witnesses(rules, rest_w)
         self._trust = GpmTrust(rules)
         self._offset: float | None = None
         self._last_monotonic: float | None = None
@@ -137,7 +139,12 @@ class ActivityReader:
             spans = (*spans, Span(monotonic, monotonic, cycle.utilization or 0.0, alive))
         if not reported and not spans:
             return None
-        return Activity(self._unit, spans, 1 + len(seen) - unknown if reported else 0)
+        return Activity(self._unit, spans, 1 + self._count(seen) if reported else 0)
+
+    @staticmethod
+    def _count(seen: Mapping[str, Observation]) -> int:
+        """How many witnesses beside utilization can see computation. An engine for video or images only contradicts."""
+        return sum(name not in ENGINES and observation is not UNKNOWN for name, observation in seen.items())
 
     def _read_ring(self, cycle: Cycle, until: float, wall: float) -> tuple[Span, ...]:
         """The spans of the driver's ring buffer up to `until` (monotonic seconds, the same moment as `wall`)."""

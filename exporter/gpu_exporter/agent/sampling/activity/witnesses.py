@@ -87,10 +87,13 @@ class PowerFloor:
     READINGS = 3
     LEAST = 0.5  # of the floor: a power below this is a wrong reading, until a median shows that the floor was too high
 
-    def __init__(self, rules: ActivityRules) -> None:
+    def __init__(self, rules: ActivityRules, rest_w: float | None = None) -> None:
+        """`rest_w`: the power at rest, if it is known from before. Without it, a GPU that works at the start of the
+        exporter teaches its working power.
+        """
         self._rules = rules
         self._recent: deque[float] = deque(maxlen=self.READINGS)
-        self._floor = float("inf")
+        self._floor = float("inf") if rest_w is None else rest_w
 
     def is_active(self, power_w: float, limit_w: float) -> bool | None:
         """Whether `power_w` is clearly above the floor. None if it is so far below the floor that it is implausible.
@@ -277,8 +280,8 @@ class Power:
 
     name = "power"
 
-    def __init__(self, rules: ActivityRules) -> None:
-        self._floor = PowerFloor(rules)
+    def __init__(self, rules: ActivityRules, rest_w: float | None = None) -> None:
+        self._floor = PowerFloor(rules, rest_w)
         self._last_energy: tuple[float, float] | None = None
         self.is_moment = True
 
@@ -321,8 +324,9 @@ REGISTRY: tuple[Callable[[ActivityRules], Witness], ...] = (
 class Witnesses:
     """The witnesses of one unit, kept from cycle to cycle."""
 
-    def __init__(self, rules: ActivityRules) -> None:
-        self._all = tuple(make(rules) for make in REGISTRY)
+    def __init__(self, rules: ActivityRules, rest_w: float | None = None) -> None:
+        """`rest_w`: as in PowerFloor."""
+        self._all = tuple(Power(rules, rest_w) if make is Power else make(rules) for make in REGISTRY)
 
     def observe(self, moment: Moment) -> dict[str, Observation]:
         """The observations of the witnesses that this unit supports, by name."""
