@@ -64,8 +64,8 @@ GPU_IDLE = Family(
 GPU_IDLE_WITNESSES = Family(
     "gpu_idle_witnesses",
     "gauge",
-    "Number of witnesses of idleness that could be read: utilization, GPM, PCIe, NVLink, power. Engines for video do not "
-    "count",
+    "Number of witnesses of idleness that could be read: utilization, GPM, PCIe, NVLink, power. Engines for video do "
+    "not count",
 )
 GPU_LAST_ACTIVE = Family(
     "gpu_last_active_timestamp_seconds",
