@@ -30,12 +30,13 @@ class Host:
     """One GPU, read every second; every five seconds the driver lists its processes, and the kubelet its pods.
 
     `lost`: share of the periods whose list is lost. `noise`: standard deviation of a process's share. `unlisted`:
-    holders whose processes the driver never lists. `away`: seconds in which the kubelet does not answer.
+    holders whose processes the driver never lists. `hides`: holders whose work makes the list fail. `away`: seconds in which the kubelet does not answer.
     """
 
     works: Sequence[Work]
     draw: random.Random
     lost: float = 0.0
+    hides: frozenset[int] = frozenset()
     noise: float = 0.0
     unlisted: frozenset[int] = frozenset()
     away: Callable[[int], bool] = lambda second: False
@@ -76,6 +77,8 @@ class Host:
             self.second += 1
         self.ledger.record(Activity(UNIT, tuple(spans), 3))
         now, loss = START + self.second, self.draw.choice(LOSSES) if self.draw.random() < self.lost else ""
+        if any(shares[number] for number in self.hides):
+            loss = "no list"
         ratios = {}
         for number, (holder, share) in enumerate(zip(self.held, shares, strict=True)):
             if share and number not in self.unlisted:
@@ -170,6 +173,21 @@ def test_work_of_processes_that_are_never_listed_ends_the_idle_run(
     for _ in range(3600 // PERIOD_S):
         host.step()
         assert host.idle_run(1) <= START + host.second - host.worked[1] + PERIOD_S
+
+
+@pytest.mark.parametrize("pause", [60, 120])
+def test_lists_that_fail_whenever_a_sharer_works_do_not_make_it_idle(pause: int) -> None:
+    """Four seconds of each minute are less than the unknown time that an idle run may bridge."""
+
+    def hidden(second: int) -> float:
+        return 1.0 if second % pause < 4 else 0.0
+
+    host = Host([lambda second: 1.0, hidden], random.Random(3), hides=frozenset({1}))
+    longest = 0.0
+    for _ in range(4 * 3600 // PERIOD_S):
+        host.step()
+        longest = max(longest, host.idle_run(1))
+    assert longest <= 600.0
 
 
 def test_nothing_is_forgotten_before_the_first_complete_poll() -> None:

@@ -30,6 +30,9 @@ COVERED_MIN = 0.8  # share of a period: if less is known about the GPU itself, n
 # The list may leave so many slacks of the utilization unexplained. More is work of a process that it leaves out.
 HIDDEN_SLACKS = 2
 LOST_SLACK = 0.05  # as SLACK in attribution/usage.py
+# More lists of one unit that are lost within this time are no accident: they may fail because of the holder that works.
+# At one lost list of 300, in periods of 5 s, that happens once in two days.
+LOST_MAX, LOST_OVER_S = 3, 600.0
 LISTED_S = 60.0  # how long the work of listed processes explains later work whose list is lost
 # A holder that is idle beside busy neighbours is proven by two witnesses: it is missing in the driver's list of
 # processes, and the sum of that list agrees with the GPU's own utilization.
@@ -97,12 +100,18 @@ class Listed:
 
     def __init__(self) -> None:
         self._periods: deque[tuple[float, float, float]] = deque()  # end, mean utilization, highest utilization
+        self._lost: deque[float] = deque(maxlen=LOST_MAX + 1)  # ends of active periods without a list
 
     def note(self, end: float, mean: float, peak: float) -> None:
         """Add a period whose list explains the unit's utilization."""
         self._periods.append((end, mean, peak))
         while self._periods[0][0] < end - LISTED_S:
             self._periods.popleft()
+
+    def note_lost(self, end: float) -> bool:
+        """Add an active period whose list could not be read. Returns whether such losses are frequent."""
+        self._lost.append(end)
+        return len(self._lost) > LOST_MAX and end - self._lost[0] <= LOST_OVER_S
 
     def mean_before(self, at: float) -> float:
         """The highest mean utilization of a period in the minute before; 0 without such a period."""
@@ -139,6 +148,8 @@ class Division:
         self._mean = busy_s / known_s if known_s else 0.0
         self._sum = sum(split.ratios.values()) + (split.others or 0.0)
         self._before = listed.mean_before(split.start)
+        if split.problem and self._mean > 0.0 and listed.note_lost(split.end):
+            self._before = 0.0
         if self._is_covered and self._is_holders() and self._is_explained() and not split.problem:
             listed.note(split.end, self._sum, peak)
 
