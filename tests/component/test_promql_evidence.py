@@ -436,7 +436,10 @@ def test_explain_answers_for_a_gpu_and_a_time_in_the_past(prometheus: Prometheus
     done = run_exporter(*command, "--at=30m")  # the history has exporters only in its last two minutes
     assert (done.returncode, "no gpu-exporter series match" in done.stderr) == (3, True)
     done = run_exporter("explain", "job/7", *command[2:])
-    assert "min, but the holder uses 50% of its CPUs, so it stays a candidate until it has been idle for 6.0 h" in done.stdout
+    assert (
+        "min, but the holder uses 50% of its CPUs, so it stays a candidate until it has been idle for 6.0 h"
+        in done.stdout
+    )
     done = run_exporter("explain", "job/1", *command[2:], "--at=2026-01-01T00:00:00")
     assert (done.returncode, "has no zone: write 2026-01-01T00:00:00Z for UTC" in done.stderr) == (2, True)
     done = run_exporter("explain", "job/1", "--source.exporter=n1:9836", "--at=1h")
