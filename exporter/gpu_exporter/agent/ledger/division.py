@@ -100,7 +100,7 @@ class Listed:
 
     def __init__(self) -> None:
         self._periods: deque[tuple[float, float, float]] = deque()  # end, mean utilization, highest utilization
-        self._lost: deque[float] = deque(maxlen=LOST_MAX + 1)  # ends of active periods without a list
+        self._lost: list[float] = []  # ends of the last active periods without a list
 
     def note(self, end: float, mean: float, peak: float) -> None:
         """Add a period whose list explains the unit's utilization."""
@@ -110,8 +110,8 @@ class Listed:
 
     def note_lost(self, end: float) -> bool:
         """Add an active period whose list could not be read. Returns whether such losses are frequent."""
-        self._lost.append(end)
-        return len(self._lost) > LOST_MAX and end - self._lost[0] <= LOST_OVER_S
+        self._lost = [*(at for at in self._lost if end - at <= LOST_OVER_S), end]
+        return len(self._lost) > LOST_MAX
 
     def mean_before(self, at: float) -> float:
         """The highest mean utilization of a period in the minute before; 0 without such a period."""
