@@ -294,7 +294,7 @@ def test_coverage_is_the_share_of_the_time_held_that_was_observed(
 
 def test_the_smaller_of_two_witness_values_counts(decisions: dict[str, Decision]) -> None:
     assert decisions["5"].stage == "candidate"
-    assert decisions["5"].reason.endswith("but a part of that time has only one witness")
+    assert decisions["5"].reason.endswith("but only one witness shows a part of that, so it stays a candidate")
 
 
 def test_a_gpu_that_does_not_answer_makes_its_job_unknown(decisions: dict[str, Decision]) -> None:

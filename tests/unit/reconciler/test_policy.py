@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision, decide, merge_units
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, PublishedCause, UnitEvidence
+from gpu_exporter.reconciler.kubernetes.notice import event_note
 from gpu_exporter.reconciler.preview import Outlook
 from gpu_exporter.reconciler.report import decisions_json, explain, format_time, render_decisions
 
@@ -116,8 +117,16 @@ def unit(**changes: Any) -> UnitEvidence:
         ({"idle_run_s": math.nan}, "unknown", "no idle run is published for n1 gpu 0: its activity is not known"),
         ({"start_wall": math.nan}, "unknown", "the start of the allocation is not known"),
         ({"sample_age_s": math.nan}, "unknown", "no sample of the last 2 min"),
-        ({"witnesses": None}, "candidate", "idle for 3.0 h, but its number of witnesses is not published"),
-        ({"witnesses": 1}, "candidate", "idle for 3.0 h, but a part of that time has only one witness"),
+        (
+            {"witnesses": None},
+            "candidate",
+            "its one GPU idle for 3.0 h, but its number of witnesses is not published, so it stays a candidate",
+        ),
+        (
+            {"witnesses": 1},
+            "candidate",
+            "its one GPU idle for 3.0 h, but only one witness shows a part of that, so it stays a candidate",
+        ),
         ({"witnesses": 2}, "underused", "its one GPU idle for 3.0 h"),
         ({"idle_run_s": 7200.0}, "underused", "its one GPU idle for 120 min"),
         ({"coverage": 0.9}, "underused", "its one GPU idle for 3.0 h"),
@@ -262,8 +271,12 @@ def test_the_reason_for_a_holder_of_several_gpus_names_the_worst_gpu() -> None:
     assert reason({"start_wall": NOW - 900}, {"start_wall": NOW - 600}).startswith(
         "held for 10 min; no mark in its first"
     )
-    assert reason({"witnesses": 4}, {"witnesses": None}).endswith("its number of witnesses is not published")
-    assert reason({"witnesses": 4}, {"witnesses": 1}).endswith("a part of that time has only one witness")
+    assert reason({"witnesses": 4}, {"witnesses": None}).endswith(
+        "its number of witnesses is not published, so it stays a candidate"
+    )
+    assert reason({"witnesses": 4}, {"witnesses": 1}).endswith(
+        "only one witness shows a part of that, so it stays a candidate"
+    )
     silent = {"idle_run_s": None}
     assert (
         reason(silent, silent, silent) == "no idle run is published for n1 gpu 0 and 2 more: its activity is not known"
@@ -289,6 +302,17 @@ def test_a_holder_whose_idle_run_is_longer_than_an_allocation_is_unknown() -> No
     for units in ((unit(), young), (young, unit())):
         assert "longer than the allocation" in judge(*units).reason
     assert judge(unit(idle_run_s=7420.0), young).stage == "underused"
+
+
+def test_a_candidate_that_one_witness_shows_is_never_announced_as_underused() -> None:
+    """Neither in its series, nor in explain, nor in the Event."""
+    for witnesses, rises in ((1, False), (2, True)):
+        decision = judge(unit(idle_run_s=5400.0, start_wall=NOW - 5500, witnesses=witnesses))
+        assert decision.stage == "candidate" and (decision.underused_wall is not None) == rises
+        assert ("next: underused at" in explain(decision, POLICY)) == rises
+        assert ("only one witness shows a part of that" in explain(decision, POLICY)) == (not rises)
+        note = event_note(decision, POLICY, NOW)
+        assert ("It is marked underused when" in note, "It stays at this stage" in note) == (rises, not rises)
 
 
 def test_a_decision_unknown_has_no_start_of_idle_time() -> None:

@@ -209,11 +209,11 @@ def test_power_above_twice_the_limit_is_no_value_and_no_witness(watts: float, no
         assert node.samplers[0].error_counts["nvmlDeviceGetPowerUsage", "OUT_OF_RANGE"] > 1000
 
 
-@pytest.mark.parametrize("has_energy", [True, False])
-def test_a_power_that_does_not_follow_the_load_is_no_witness(has_energy: bool) -> None:
+@pytest.mark.parametrize("energy", ["", "refused", "stuck"])
+def test_a_power_that_does_not_follow_the_load_is_no_witness(energy: str) -> None:
     node = resting("train", at=600)
-    if not has_energy:
-        break_source(node, "energy", "refused", random.Random(1), 0.0)
+    if energy:
+        break_source(node, "energy", energy, random.Random(1), 0.0)
     break_source(node, "power", "frozen", random.Random(1), node.clock.monotonic() + 300)
     node.run(590)
     assert node.readings[0].facts.power_w is not None, "equal values at rest prove nothing"

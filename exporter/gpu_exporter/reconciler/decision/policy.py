@@ -127,13 +127,18 @@ class Decision(NamedTuple):
         return by_sign or (self.rule is not None and bool(self.rule.ceiling))
 
     @property
+    def is_doubtful(self) -> bool:
+        """Whether its idle runs prove too little for `underused`, however long they are."""
+        return bool(_doubt(self.units))
+
+    @property
     def underused_wall(self) -> float | None:
         """When this candidate becomes underused if its GPUs stay idle (Unix seconds).
 
-        None for other stages, for a capped candidate, and if the time is over or not known.
+        None for other stages, for a candidate that is capped or not proven idle, and if the time is over or not known.
         """
         since = self.idle_since_wall
-        if self.stage != "candidate" or self.is_capped or since is None or self.windows is None:
+        if self.stage != "candidate" or self.is_capped or self.is_doubtful or since is None or self.windows is None:
             return None
         wall = since + self.windows.underused_s
         return wall if wall > self.observed_wall else None
@@ -269,6 +274,8 @@ def _judge_idle(
 
     `shortest` is at least candidate_s.
     """
+    if doubt := _doubt(units):
+        return "candidate", f"{_all(held)} idle for {_minutes(shortest)}, but {doubt}, so it stays a candidate"
     if not shortest >= windows.underused_s:
         return "candidate", f"{_all(held)} idle for {_minutes(shortest)}"
     if shortest < policy.host_delay_max and (work := _host_work(units, policy) or _other_work(units)):
@@ -279,11 +286,15 @@ def _judge_idle(
             f"been idle for {until}",
         )
     beside = f"; it {work}, so its GPUs are not taken back" if (work := _host_work(units, policy)) else ""
-    if any(unit.witnesses is None for unit in units):
-        return "candidate", f"idle for {_minutes(shortest)}, but its number of witnesses is not published"
-    if not all((unit.witnesses or 0) >= WITNESSES_MIN for unit in units):
-        return "candidate", f"idle for {_minutes(shortest)}, but a part of that time has only one witness"
     return UNDERUSED, f"{_all(held)} idle for {_minutes(shortest)}{beside}"
+
+
+def _doubt(units: Sequence[UnitEvidence]) -> str:
+    """Why the idle runs prove too little for `underused`; "" if they prove enough."""
+    if any(unit.witnesses is None for unit in units):
+        return "its number of witnesses is not published"
+    is_proven = all((unit.witnesses or 0) >= WITNESSES_MIN for unit in units)
+    return "" if is_proven else "only one witness shows a part of that"
 
 
 def _silence(silent: Sequence[UnitEvidence]) -> tuple[str, str]:

@@ -26,7 +26,7 @@ def event_note(decision: Decision, policy: Policy, wall: float) -> str:
         return f"{decision.reason}. {may}{_help(policy)}"
     if decision.stage == UNDERUSED:
         comes_next = "From now on other tools may take its GPUs back; work on a GPU ends the mark"
-    elif decision.is_capped:
+    elif decision.is_capped or decision.is_doubtful:
         comes_next = "It stays at this stage"
     elif decision.stage == "partial":
         comes_next = "It is not marked underused while some of its GPUs work; request fewer GPUs if these are enough"

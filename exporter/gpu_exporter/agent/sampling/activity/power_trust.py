@@ -85,17 +85,19 @@ class FrozenPower:
             self._low, self._high = min(self._low, ratio), max(self._high, ratio)
         if self._high - self._low >= MOVED:
             self._moved_at = min(self._moved_at, now)
-        if self._energy is not None and cycle.energy_j is not None:
-            return self._is_apart(cycle, watts)
-        return now - self._since >= FROZEN_S and now - self._moved_at >= REACT_S
-
-    def _is_apart(self, cycle: Cycle, watts: float) -> bool:
-        assert self._energy is not None and cycle.energy_j is not None
-        joules, span_s = cycle.energy_j - self._energy[0], cycle.energy_at - self._energy[1]
-        if span_s < FROZEN_S or joules <= 0.0:
+        if now - self._since < FROZEN_S:
             return False
-        mean_w = joules / span_s
+        mean_w = self._mean(cycle)
+        if mean_w is None:
+            return now - self._moved_at >= REACT_S
         return abs(mean_w - watts) > max(APART_W, APART * mean_w)
+
+    def _mean(self, cycle: Cycle) -> float | None:
+        """Mean power since the value was first read, in watts. None without an energy counter that grows."""
+        if self._energy is None or cycle.energy_j is None:
+            return None
+        joules, span_s = cycle.energy_j - self._energy[0], cycle.energy_at - self._energy[1]
+        return joules / span_s if joules > 0.0 and span_s > 0.0 else None
 
 
 class RestWithoutLimit:
