@@ -1,1 +1,1 @@
-"""Counts busy, idle and held time and energy, for each unit and for each holder on a unit. Imports only the model."""
+"""Counts busy, idle and held seconds, and joules, of each unit and of each holder on a unit. Imports only the model."""

@@ -1,4 +1,4 @@
-"""Defines the accounts of units and holders: their seconds, joules and dates."""
+"""Accounts of units and holders: their counters in seconds and joules, and their dates."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ STEP_S = 1.0  # if the wall clock moved by more against the monotonic clock, it 
 
 
 class ConfirmedAllocation(NamedTuple):
-    """An allocation with times on the monotonic clock.
+    """An allocation with its times, in monotonic seconds.
 
-    `confirmed`: when its source last reported it. `start`: since when the holder certainly has the unit; only Slurm
-    states that. `working`: since when the holder's program can work, None if unknown. `renewed_s`: as in Grant.
+    - `confirmed`: when the source last reported the allocation.
+    - `start`: from when the holder provably has the unit. Only Slurm reports this time.
+    - `working`: from when the holder's program can work, None if unknown.
+    - `renewed_s`: as in Grant.
     """
 
     allocation: Allocation
@@ -27,7 +29,7 @@ class ConfirmedAllocation(NamedTuple):
 
 @dataclass(slots=True)
 class UnitAccount:
-    """Counters of one unit. `rest_w`: its power at utilization 0 in watts, as learned so far, None while unknown."""
+    """Counters of one unit. `rest_w`: its power at utilization 0, in watts; None while unknown."""
 
     covered_until: float
     busy_s: float = 0.0
@@ -45,28 +47,34 @@ class UnitAccount:
 
 @dataclass(slots=True)
 class HolderAccount:
-    """Counters of one holder on one unit.
+    """Counters of one holder on one unit. Times are monotonic seconds, except `start_wall` (Unix seconds).
 
-    - `confirmed`: the last time at which the source reported the holder.
-    - `booked`, `energy_booked`: readings up to this time are in the counters. This time lags, because the
-      driver's samples arrive a moment after the time that they cover.
-    - `unproven_s`: time at utilization 0 for which fewer than WITNESSES_MIN witnesses were read: not in `idle_s`.
-    - `run_unknown_s`: unknown time within the idle run.
-    - `running`, `alone`: whether the holder could work, and was alone on the unit, at the last poll.
-    - `working`: since when the holder's program can work. Infinite while the program is not known to run, None if the
+    - `confirmed`: when the source last reported the holder.
+    - `booked`, `energy_booked`: the counters contain all readings up to this time. It lags behind `confirmed`, because
+      the driver delivers samples late.
+    - `unproven_s`: seconds at utilization 0 with fewer than WITNESSES_MIN witnesses. `idle_s` does not contain them.
+    - `run_unknown_s`: unknown seconds within the idle run.
+    - `running`, `alone`: at the last poll, the holder could work, and was alone on the unit.
+    - `working`: from when the holder's program can work. Infinite if the program is not known to run, None if the
       source does not report it.
-    - `first_seen`: when a poll first showed the holder (monotonic seconds). None if the source states the start, or in
-      a state file of an older version: `start_wall` is then never changed.
+    - `first_seen`: when a poll first showed the holder. None if the source reports the start, or if an older version
+      wrote the state file; `start_wall` then never changes.
     - `longest_gap_s`: the longest idle run that ended with work.
-    - `renewed_s`: the interval at which the source confirms the holder, 0 for every poll.
+    - `renewed_s`: seconds between two confirmations by the source, 0 if each poll confirms.
 
-    A run without progress (spins.py): `stalled_s`; `pending_s`, which may still become stalled or busy; `spin_begin`
-    and `spin_end`, its time; `is_stalled`, whether the run counts as a stall.
+    The present run without progress (spins.py):
 
-    Data with which a restarted exporter continues the detection of stalls (SpinMemory of stalls/watch.py):
-    `spin_since`, the begin of the run, even if its seconds count as busy; `spin_until`, `spin_known_s`,
-    `spin_all_known`, `spin_memory_bytes`, `spin_sm`; `work_s` and `work_w`, the seconds and the median power of the
-    holder's work. `waits`, `wait_longest_s`: number and longest of the holder's waits (stalls/waits.py).
+    - `stalled_s`: seconds that count as stalled.
+    - `pending_s`: seconds that may still become stalled or busy.
+    - `spin_begin`, `spin_end`: begin and end of the run.
+    - `is_stalled`: the run counts as a stall.
+
+    Data for the detection of stalls after a restart (SpinMemory of stalls/watch.py):
+
+    - `spin_since`: begin of the run, even if its seconds count as busy.
+    - `spin_until`, `spin_known_s`, `spin_all_known`, `spin_memory_bytes`, `spin_sm`: as in SpinMemory.
+    - `work_s`, `work_w`: seconds and median power of the holder's work.
+    - `waits`, `wait_longest_s`: number and longest of the holder's waits (stalls/waits.py).
     """
 
     confirmed: float
@@ -116,10 +124,10 @@ class HolderAccount:
 
 
 def read_date(account: UnitAccount | HolderAccount, now: float, wall: float) -> float | None:
-    """The time of the last activity in Unix seconds, to the millisecond. It stays the same until the next activity.
+    """Returns when the last activity was, in Unix seconds rounded to milliseconds. None without activity.
 
-    If it were computed again for each scrape, it would move by some milliseconds, and Prometheus would store each
-    change.
+    The date stays the same until the next activity. A date computed at each scrape would differ by milliseconds, and
+    Prometheus would store each difference.
     """
     if account.last_active is None:
         return None
@@ -130,8 +138,10 @@ def read_date(account: UnitAccount | HolderAccount, now: float, wall: float) -> 
 
 
 def read_start(account: HolderAccount, now: float, wall: float) -> float:
-    """Unix seconds of the holder's start, to the millisecond. A start that the exporter itself saw moves with the wall
-    clock if that was set, so that the holder's age stays right. A start that Slurm or the kubelet states stays theirs.
+    """Returns the holder's start, in Unix seconds rounded to milliseconds.
+
+    If the exporter itself observed the start, the date follows changes of the wall clock, so that the holder's age
+    stays right. A start reported by Slurm or the kubelet never changes.
     """
     if account.first_seen is not None:
         fresh = wall - (now - account.first_seen)

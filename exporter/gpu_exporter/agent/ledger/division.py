@@ -1,15 +1,15 @@
 """Divides the activity and the energy of a shared GPU among its holders.
 
-The driver's values for single processes are no proof alone, because the driver may leave out a process that works. They
-count only as far as they explain the activity of the whole GPU. For each period:
+The driver's list of processes may omit a process that works. Its values count only as far as they explain the
+utilization of the whole GPU. Rules for each period:
 
-- If the sum of the holders' shares exceeds the GPU's own utilization, the shares are scaled down.
-- If the sum explains too little of that utilization, no share is used.
-- A period that cannot be divided is unknown for every holder. It ends the idle run of a holder only if the work may be
-  the holder's own: its process is listed, or the unit did more than the listed processes explain. A list that cannot
-  be read, beside a neighbour that works, is no such sign.
+- If the holders' shares add up to more than the GPU's utilization, they are scaled down.
+- If they explain too little of the utilization, no share is used.
+- A period that cannot be divided is unknown for every holder. It ends a holder's idle run only if the work may be the
+  holder's own: the list contains its process, or the unit did more than the list explains. An unreadable list ends no
+  idle run while a neighbour works.
 - A holder is idle beside busy neighbours only if the neighbours explain all of the utilization.
-- While the whole GPU is idle, every holder is idle. No values for processes are needed.
+- While the whole GPU is idle, every holder is idle, even without a list of processes.
 
 Pure: no clock, no lock, no file.
 """
@@ -26,24 +26,24 @@ from gpu_exporter.common.model.readings import Span, Split
 
 TOUCHING_S = 1e-6  # for spans that follow each other: their common timestamp may differ as floats
 NOTHING = 1e-9  # seconds or joules; sums of fractions leave smaller remainders
-COVERED_MIN = 0.8  # share of a period: if less is known about the GPU itself, nothing can be compared
-# The list may leave so many slacks of the utilization unexplained. More is work of a process that it leaves out.
+COVERED_MIN = 0.8  # share of a period: if less of the GPU's own activity is known, nothing is compared
+# If the list leaves more slacks of the utilization unexplained, it omits a process that works.
 HIDDEN_SLACKS = 2
 LOST_SLACK = 0.05  # as SLACK in attribution/usage.py
-# More lists of one unit that are lost within this time are no accident: they may fail because of the holder that works.
-# At one lost list of 300, in periods of 5 s, that happens once in two days.
+# If more lists of one unit fail within this time, the holder that works may be the reason.
+# At one failed list of 300, in periods of 5 s, chance alone exceeds this once in two days.
 LOST_MAX, LOST_OVER_S = 3, 600.0
-LISTED_S = 60.0  # how long the work of listed processes explains later work whose list is lost
-# A holder that is idle beside busy neighbours is proven by two witnesses: it is missing in the driver's list of
-# processes, and the sum of that list agrees with the GPU's own utilization.
+LISTED_S = 60.0  # how long the listed work explains later work whose list cannot be read
+# Two witnesses prove that a holder is idle beside busy neighbours: the driver's list lacks its processes, and the sum
+# of the list agrees with the GPU's own utilization.
 WITNESSES = 2
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A span (a time with known activity) of a unit, until a poll shows who held the unit in it.
+    """A span (a time with known activity) of a unit that waits until a poll shows the unit's holders.
 
-    `booked_s`: seconds of full load that were already charged to (counted for) holders.
+    `booked_s`: seconds of full load that are already charged to (counted for) holders.
     """
 
     span: Span
@@ -51,15 +51,15 @@ class Waiting:
 
     @property
     def unclaimed_s(self) -> float:
-        """Seconds of full load that no holder was charged for."""
+        """Seconds of full load that are not charged to any holder."""
         rest_s = (self.span.end - self.span.start) * self.span.ratio - self.booked_s
         return rest_s if rest_s > NOTHING else 0.0
 
 
 def merge_active(spans: Iterable[Waiting], split: Split) -> deque[Waiting]:
-    """Merge consecutive spans of a period that have utilization.
+    """Merges consecutive spans with utilization, within one period, to save CPU time.
 
-    The driver reports the work of processes only for a whole period, so single spans would only cost CPU.
+    Nothing is lost: the driver reports the work of processes only for whole periods.
     """
     merged: deque[Waiting] = deque()
     for waiting in spans:
@@ -81,7 +81,7 @@ def _is_one(before: Span, after: Span, split: Split) -> bool:
 
 @dataclass(slots=True)
 class Charge:
-    """Energy that a GPU drew over (start, end]. `booked_j`: joules that were already charged to holders."""
+    """Energy that a GPU drew over (start, end]. `booked_j`: joules that are already charged to holders."""
 
     start: float
     end: float
@@ -90,46 +90,49 @@ class Charge:
 
     @property
     def unclaimed_j(self) -> float:
-        """Joules that no holder was charged for."""
+        """Joules that are not charged to any holder."""
         rest_j = self.joules - self.booked_j
         return rest_j if rest_j > NOTHING else 0.0
 
 
 class Listed:
-    """The work of the listed processes of one shared unit in the last minute."""
+    """The work of a shared unit's processes in the last minute, by the driver's lists."""
 
     def __init__(self) -> None:
         self._periods: deque[tuple[float, float, float]] = deque()  # end, mean utilization, highest utilization
         self._lost: list[float] = []  # ends of the last active periods without a list
 
     def note(self, end: float, mean: float, peak: float) -> None:
-        """Add a period whose list explains the unit's utilization."""
+        """Adds a period whose list of processes explains the unit's utilization."""
         self._periods.append((end, mean, peak))
         while self._periods[0][0] < end - LISTED_S:
             self._periods.popleft()
 
     def note_lost(self, end: float) -> bool:
-        """Add an active period whose list could not be read. Returns whether such losses are frequent."""
+        """Adds an active period whose list could not be read. Returns True if this happened too often lately
+        (LOST_MAX).
+        """
         self._lost = [*(at for at in self._lost if end - at <= LOST_OVER_S), end]
         return len(self._lost) > LOST_MAX
 
     def mean_before(self, at: float) -> float:
-        """The highest mean utilization of a period in the minute before; 0 without such a period."""
+        """Returns the highest mean utilization of a period in the minute before `at`; 0 without a period."""
         return max((mean for end, mean, _ in self._periods if at - LISTED_S <= end <= at + TOUCHING_S), default=0.0)
 
     def explain(self, span: Span) -> bool:
-        """Whether the listed processes worked at least as much at some moment of the minute before this span."""
+        """Returns whether the listed processes reached this span's utilization at some time in the minute before it."""
         at = span.start
         peaks = [peak for end, _, peak in self._periods if at - LISTED_S <= end <= at + TOUCHING_S]
         return bool(peaks) and span.ratio <= max(peaks) + LOST_SLACK
 
 
 class Division:
-    """Compares the work of processes on a shared unit, in one period, with the work of the whole unit."""
+    """Compares the work of a shared unit's processes in one period with the utilization of the whole unit."""
 
     def __init__(self, split: Split, spans: Iterable[Span], listed: Listed) -> None:
-        """`spans`: the known activity of the unit itself, in this period and around it. `listed`: the work of the
-        periods before; this period is added to it.
+        """Adds this period to `listed`, which holds the periods before it.
+
+        `spans`: the known activity of the whole unit, in this period and around it.
         """
         self.start, self.end = split.start, split.end
         self.active_until = -math.inf
@@ -154,27 +157,27 @@ class Division:
             listed.note(split.end, self._sum, peak)
 
     def may_be_of(self, key: HolderKey) -> bool:
-        """Whether work in this period is this holder's, or may be because no list explains it."""
+        """Returns whether the work in this period is this holder's own, or may be."""
         split = self._split
         if key in split.ratios:
             return True
         if self.active_until <= self.start or self.part_of(key) == 0.0:
             return split.others is not None and self._mean == 0.0
-        if split.problem:  # a list that cannot be read is lost, whoever works
+        if split.problem:  # the list could not be read
             return not self._before or self._mean > self._before + split.slack
-        # An empty list is not lost: it may leave out the only process that works.
+        # An empty list proves nothing: it may omit the only process that works.
         return not self._sum or split.others is not None or self._mean - self._sum > HIDDEN_SLACKS * split.slack
 
     def _is_explained(self) -> bool:
-        """Whether the listed processes account for all activity of the unit."""
+        """Returns whether the listed processes account for all utilization of the unit."""
         return self._sum >= self._mean - self._split.slack
 
     def _is_holders(self) -> bool:
-        """Whether all listed activity belongs to holders."""
+        """Returns whether all listed work belongs to holders. False if no work is listed."""
         return self._split.others is None and self._sum > 0.0
 
     def part_of(self, key: HolderKey) -> float | None:
-        """The holder's part of the unit's activity, 0 to 1. None if it is unknown."""
+        """Returns the holder's part of the unit's activity, 0 to 1, or None if unknown."""
         if self._split.problem or not self._is_covered or key in self._split.unclear:
             return None
         ratio = self._split.ratios.get(key)
@@ -185,11 +188,11 @@ class Division:
         return ratio / max(self._sum, self._mean)
 
     def contradicts_rest(self, key: HolderKey) -> bool:
-        """Whether the driver reports work of this holder or of an unknown process, but no work of the unit."""
+        """Returns whether this holder's processes, or unowned processes, worked while the unit reports no work."""
         return self._mean == 0.0 and (key in self._split.ratios or self._split.others is not None)
 
     def judge(self, span: Span, key: HolderKey) -> Span | None:
-        """The holder's part of a span in which the unit was active. None if it may be any part."""
+        """Returns the holder's part of a span in which the unit was active, or None if the part is unknown."""
         part = self.part_of(key)
         if part is None:
             return None
@@ -199,9 +202,9 @@ class Division:
 
 
 def divide_joules(joules: float, rest_j: float, share: float, part: float | None) -> float:
-    """The holder's part of a shared GPU's energy: of the energy at rest by `share`, of the other energy by `part`.
+    """Returns the holder's joules of a shared GPU's energy.
 
-    `rest_j`: the energy that the GPU would have drawn at rest. `part`: as in Division.part_of.
+    `share` divides the energy at rest (`rest_j`); `part` (Division.part_of) divides the other energy.
     """
     floor = min(joules, rest_j)
     return floor * share + (joules - floor) * (part or 0.0)

@@ -3,21 +3,21 @@
 To charge a holder means to add time or energy to the holder's account. A span is a time with known activity. Rules
 (docs/concepts.md explains them to users):
 
-- All times are CLOCK_MONOTONIC. Time that no span covers is unknown: it counts neither as busy nor as idle nor as
-  observed.
+- All times are CLOCK_MONOTONIC. Time without a span is unknown: it counts neither as busy nor as idle nor as observed.
 - No time is counted twice, and no time before this process started.
-- A holder is charged from the first poll that shows it to the last poll that shows it (a Slurm job from its start). So
-  spans wait until the next poll confirms who held the unit. An interval in which the holder changed is charged to none.
-- While a mapping is not confirmed, its holder's observed, busy and idle time do not grow. Held time grows, also while
-  the exporter does not run. So observed / held is the known share of the holder's time.
-- A holder that is alone on a unit is charged for all activity of the unit, but only in intervals at whose start and end
-  it was alone. Several holders are charged for the work of their own processes (division.py).
-- Activity that no holder was charged for is unattributed: busy(holders) + unattributed = busy(unit).
-- The idle run is the time since the unit's last activity, in which the unit was known to do nothing. Unknown time does
-  not add to it, and too much unknown time, in sequence or in total, ends it. A start of the holder's container within
-  the run ends it too. Activity ends the run at the moment when it becomes known, for every holder of the unit. If
-  holders share the unit, the run ends with the next poll, and only if the activity may be the holder's own
-  (division.py). Activity that cannot be divided is unknown time for the others.
+- A holder is charged from the first poll that shows it to the last poll that shows it. A Slurm job is charged from its
+  start. Spans wait until the next poll confirms who held the unit. An interval in which the holder changed is charged
+  to no holder.
+- While a source does not confirm the holder, its observed, busy and idle time do not grow, but its held time does, even
+  while the exporter does not run. Observed divided by held time is therefore the known share of the holder's time.
+- A holder that is alone on a unit is charged for all activity of the unit, but only between two polls that both show it
+  alone. Several holders are charged for the work of their own processes (division.py).
+- Activity that is charged to no holder is unattributed: busy(holders) + unattributed = busy(unit).
+- The idle run is the known time without activity since the unit's last activity. Unknown time does not add to it. Too
+  much unknown time, in sequence or in total, ends it. A new start of the holder's container ends it.
+- Activity ends the idle run of every holder of the unit as soon as the activity is known. On a shared unit, the run
+  ends at the next poll, and only if the activity may be the holder's own (division.py). Activity that cannot be divided
+  is unknown time for the other holders.
 
 Pure: no clock, no lock, no file. The caller passes the time and excludes other threads.
 """
@@ -41,8 +41,8 @@ from gpu_exporter.common.model.totals import HolderTotals, UnitTotals
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.shares import REST_MAX_SHARE
 
-KEEP_ABSENT_S = 900.0  # how long a holder may be missing (an outage of its source) and then continue its account
-# ... and how many such holders of one unit are kept: pods that start and end every few seconds must not fill the memory
+KEEP_ABSENT_S = 900.0  # a holder that was missing for less (an outage of its source) continues its account
+# Missing holders that are kept for each unit: pods that start and end every few seconds must not fill the memory.
 KEEP_ABSENT = 4
 LATE_S = 15.0  # how long after a holder's last poll its readings may arrive: a long cycle, and the lag of a ring
 WAIT_S = 300.0  # how long readings wait for the poll that shows their holder; a slow poll takes about ten seconds
@@ -54,8 +54,8 @@ RESTART_S = 1.0  # a container start that moved by less is the same start, read 
 class LedgerRules(NamedTuple):
     """Settings of the ledger.
 
-    `poll_interval_s`: seconds between two polls of the sources. `history_s`, `bucket_s`: length and resolution of each
-    unit's ring of last minutes.
+    - `poll_interval_s`: seconds between two polls of the sources.
+    - `history_s`, `bucket_s`: length and resolution of each unit's ring, in seconds.
     """
 
     poll_interval_s: float
@@ -68,9 +68,9 @@ class LedgerRules(NamedTuple):
     bucket_s: float = 1.0
 
     def longest_unconfirmed_s(self, renewed_s: float = 0.0) -> float:
-        """How long after its last confirmation an allocation is still charged to its holder (seconds).
+        """Returns for how many seconds after its last confirmation an allocation is still charged to its holder.
 
-        `renewed_s`: the interval at which the source confirms the allocation.
+        `renewed_s`: seconds between two confirmations of the allocation by its source.
         """
         return self.stale_after_polls * max(self.poll_interval_s, renewed_s)
 
@@ -80,7 +80,7 @@ def _id_of(entry: ConfirmedAllocation) -> AllocationId:
 
 
 class Ledger:
-    """All accounts of one node."""
+    """The accounts of all units, holders and tenants of one node."""
 
     def __init__(self, rules: LedgerRules, started: float) -> None:
         self.rules = rules
@@ -89,20 +89,20 @@ class Ledger:
         self.holdings: dict[AllocationId, Holding] = {}
         self.tenants = Tenants()
         self._is_complete = self._was_complete = False  # the last poll, and any poll since the start
-        self.long_run_ended = False  # an idle run worth remembering has ended: the state file should record it soon
+        self.long_run_ended = False  # a long idle run has ended: the state file should record it soon
 
     def restore(self, units: Mapping[UnitId, UnitAccount], holders: Mapping[AllocationId, HolderAccount]) -> None:
-        """Take over the accounts of a state file."""
+        """Takes over the accounts from a state file."""
         self.units |= {unit: UnitRecord(account, is_restored=True) for unit, account in units.items()}
         self.holdings |= {each: Holding(account, HolderPresence.ABSENT) for each, account in holders.items()}
 
     def holders(self, *presences: HolderPresence) -> dict[AllocationId, HolderAccount]:
-        """The accounts of the holders with one of these presences; without arguments, of all holders."""
+        """Returns the accounts of the holders with one of these presences; without arguments, of all holders."""
         wanted = presences or tuple(HolderPresence)
         return {each: holding.account for each, holding in self.holdings.items() if holding.presence in wanted}
 
     def record(self, activity: Activity) -> None:
-        """Book the activity of one reading of a unit."""
+        """Adds the activity from one reading of a unit."""
         unit = self._unit(activity.unit)
         account = unit.account
         account.witnesses = activity.witnesses or account.witnesses
@@ -127,12 +127,16 @@ class Ledger:
             waiting = unit.wait().spans
             waiting.append(Waiting(span))
             while waiting[0].span.end < span.end - WAIT_S:
-                dropped = waiting.popleft()  # while polls hang; no later poll may charge it
+                dropped = waiting.popleft()  # polls hang; no later poll may charge this span
                 self._end_unbooked(activity.unit, dropped, dropped.span.end)
                 account.unattributed_s += dropped.unclaimed_s
 
     def record_energy(self, unit: UnitId, monotonic: float, joules: float, limit_w: float | None) -> None:
-        """Take a reading of a GPU's energy counter (joules). If the counter fell, the driver was reloaded."""
+        """Adds a reading of a GPU's energy counter in joules. A counter that fell starts again, because the driver was
+        reloaded.
+
+        `limit_w`: the power limit in watts.
+        """
         record = self._unit(unit)
         account, pending = record.account, record.wait()
         account.power_limit_w = limit_w
@@ -148,7 +152,7 @@ class Ledger:
                 self._drop_charge(account, pending)
 
     def record_split(self, unit: UnitId, split: Split) -> None:
-        """Take the work of processes on a shared unit, after the activity of the whole unit was recorded."""
+        """Adds the work of a shared unit's processes. The activity of the whole unit must already be recorded."""
         pending = self._unit(unit).wait()
         if pending.divisions and split.start < pending.divisions[-1].end:
             split = split._replace(start=pending.divisions[-1].end)
@@ -163,12 +167,12 @@ class Ledger:
 
     @staticmethod
     def _drop_charge(account: UnitAccount, pending: Pending) -> None:
-        """Drop the oldest waiting energy entry. Joules that no holder was charged for become unattributed."""
+        """Drops the oldest waiting energy reading. Its joules that no holder was charged for become unattributed."""
         charge = pending.energy.popleft()
         account.unattributed_j = (account.unattributed_j or 0.0) + charge.unclaimed_j
 
     def _unit(self, unit: UnitId) -> UnitRecord:
-        """The record of a unit that is being read."""
+        """Returns the record of a unit that is being read, and creates it if needed."""
         record = self.units.get(unit)
         if record is None:
             record = self.units[unit] = UnitRecord(UnitAccount(covered_until=self.started))
@@ -181,10 +185,9 @@ class Ledger:
         return Ring(self.rules.history_s, self.rules.bucket_s)
 
     def _end_runs(self, unit: UnitId, record: UnitRecord, active: Span) -> None:
-        """Note new activity of a unit, and end the idle runs of its holders.
+        """Records new activity of a unit, and ends the idle runs of its holders.
 
-        Activity counts even if it is reported late, is before the exporter's start, or is in a time for which no holder
-        is charged.
+        Late reports count, as does activity before the exporter's start or in a time that is charged to no holder.
         """
         active_until, account = active.end, record.account
         if account.last_active is None or active_until >= account.last_active:
@@ -195,7 +198,7 @@ class Ledger:
                 continue
             holder, is_present = holding.account, holding.presence is HolderPresence.PRESENT
             if is_present and not holder.alone and active.end > active.start:
-                continue  # its own processes decide, with the next poll
+                continue  # the next poll decides, by the work of the holder's own processes
             self._end_run(holder)
             if active_until > holder.known_until:
                 holder.last_active = active_until
@@ -209,11 +212,11 @@ class Ledger:
         *,
         is_complete: bool = True,
     ) -> None:
-        """Charge the waiting readings to the holders that this poll shows.
+        """Charges the waiting readings to the holders that this poll shows.
 
-        `is_complete`: every source has answered, so a holder that is not `confirmed` holds nothing.
-        `ended`: holders that have ended since the last poll, `confirmed` at their end. Each end counts like a separate
-        poll. So holders that came and went between two polls, one after the other, get their time.
+        - `is_complete`: every source has answered, so a holder that is missing in `confirmed` holds nothing.
+        - `ended`: holders that have ended since the last poll; `confirmed` is their end. Each end counts like a
+          separate poll, so that holders that came and went one after the other between two polls get their time.
         """
         self._is_complete, self._was_complete = is_complete, self._was_complete or is_complete
         past = sorted(ended, key=lambda each: each.confirmed)
@@ -222,7 +225,7 @@ class Ledger:
         for number, entry in enumerate(past):
             ends.add(_id_of(entry))
             # A holder that was missing at the last poll may have started after this end: starts in whole seconds do not
-            # show it.
+            # show the order.
             still = before - ends
             there = [each for each in (*confirmed, *past[number + 1 :]) if _id_of(each) in still]
             self._charge_poll(now, wall, [entry, *there], ends)
@@ -280,7 +283,7 @@ class Ledger:
         self.tenants.forget(self.holdings)
 
     def _book_late(self, now: float) -> None:
-        """Charge a holder that has left for late readings of the time before its last poll."""
+        """Charges holders that have left for late readings of the time before their last poll."""
         for holder_id, holding in self.holdings.items():
             if holding.presence is not HolderPresence.LEAVING:
                 continue
@@ -296,9 +299,9 @@ class Ledger:
 
     @staticmethod
     def _note_working(account: HolderAccount, working: float | None) -> None:
-        """Note since when the holder's program can work. If this time changes, the program was restarted.
+        """Records from when the holder's program can work. If this time changes, the program was restarted.
 
-        The idle run then ends, because the time before a restart shows nothing about the new program.
+        The idle run then ends: time before the restart proves nothing about the new program.
         """
         before = account.working
         if working is None or working == before:
@@ -317,14 +320,14 @@ class Ledger:
         *,
         has_ended: bool,
     ) -> Holding:
-        """Begin or continue the record of a holder that the last poll did not show.
+        """Begins or continues the record of a holder that was missing in the last poll.
 
         `other`: when another holder of the unit was last confirmed. `has_ended`: the holder has ended, so its source
         reports both its start and its end.
         """
         holder = entry.allocation.holder
         before = self.holdings.pop(holder_id, None)
-        if before is not None and not holder.identity:  # a name alone may be another holder by now
+        if before is not None and not holder.identity:  # a name alone may belong to another holder by now
             # The same incarnation held the unit all the time, even while the exporter did not run.
             account = before.account
             account.held_s += max(0.0, entry.confirmed - account.confirmed)
@@ -334,7 +337,7 @@ class Ledger:
             found = self.holdings[holder_id] = Holding(account, ring=ring)
             return found
         begin = entry.confirmed
-        # provable start: charged from there, but never for time before the exporter's start
+        # A proven start: charge from this time, but not for time before the exporter's start.
         if entry.start is not None:
             oldest = self.started if has_ended else now - self.rules.longest_unconfirmed_s(entry.renewed_s)
             begin = min(entry.confirmed, max(entry.start, self.started, oldest, other if other is not None else oldest))
@@ -354,10 +357,10 @@ class Ledger:
         alone: bool,
         running: bool,
     ) -> None:
-        """Charge a holder up to its confirmation by this poll.
+        """Charges a holder up to its confirmation by this poll.
 
-        `share`: the holder's share of the unit, by the number of holders. `alone`, `running`: whether the holder was
-        alone on the unit, and could work, both now and when it was last confirmed.
+        `share`: 1 divided by the number of the unit's holders. `alone`, `running`: the holder was alone on the unit,
+        and could work, both now and at its last confirmation.
         """
         until, account = entry.confirmed, holding.account
         gap = until - account.confirmed
@@ -366,7 +369,7 @@ class Ledger:
         account.confirmed = until
         account.held_s += gap
         if gap > self.rules.longest_unconfirmed_s(account.renewed_s) or not running:
-            # no source reports the holder in between, or the holder cannot work
+            # No source reported the holder in this gap, or the holder cannot work.
             for waiting in self._waiting_spans(holder_id[0]):
                 self._end_unbooked(holder_id[0], waiting, until)
             account.booked = account.energy_booked = until
@@ -380,7 +383,7 @@ class Ledger:
         return record.pending.spans if record is not None and record.pending is not None else ()
 
     def _book_waiting(self, unit: UnitId, account: HolderAccount, until: float) -> None:
-        """Charge a holder that is alone on its unit for the readings up to `until`."""
+        """Charges a holder that is alone on its unit for the readings up to `until`."""
         record = self.units.get(unit)
         if record is None or record.pending is None:
             return
@@ -396,7 +399,7 @@ class Ledger:
                 account.energy_booked = end
 
     def _book_divided(self, holder_id: AllocationId, holding: Holding, until: float, share: float) -> None:
-        """Charge a holder of a shared unit for readings up to `until`, as far as the work is known to be its own."""
+        """Charges a holder of a shared unit for its own part of the readings up to `until`, as far as it is known."""
         unit, key = holder_id
         record, account = self.units.get(unit), holding.account
         if record is None or record.pending is None:
@@ -448,10 +451,10 @@ class Ledger:
         account.energy_j = (account.energy_j or 0.0) + joules
 
     def _book(self, account: HolderAccount, waiting: Waiting, span: Span, last_active: float | None) -> None:
-        """Add a span to a holder's counters and to its idle run.
+        """Adds a span to a holder's counters and to its idle run.
 
-        `span`: the holder's own part of `waiting`. `last_active`: last activity of the unit, or of the holder on a
-        shared unit.
+        `span`: the holder's own part of `waiting`. `last_active`: last activity of the unit; on a shared unit, of the
+        holder.
         """
         length = span.end - span.start
         waiting.booked_s += length * span.ratio
@@ -478,20 +481,21 @@ class Ledger:
             account.last_active = max(account.last_active or span.end, span.end)
 
     def follow_run(self, holder_id: AllocationId, part: RunPart | None, now: float) -> None:
-        """Set how the holder's busy seconds count from now on: as the run `part`, or normally if it is None."""
+        """Sets how the holder's busy seconds count from now on: as part of the run, or as busy if `part` is None."""
         holding = self.holdings.get(holder_id)
         if holding is not None:
             follow_run(holding.account, part, now)
 
     def _end_run(self, account: HolderAccount) -> None:
-        """End an idle run that work has ended."""
+        """Ends the idle run because of work, and remembers its length."""
         self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
         account.longest_gap_s = max(account.longest_gap_s, account.idle_run_s)
         account.end_run()
 
     def _end_unbooked(self, unit: UnitId, waiting: Waiting, until: float) -> None:
-        """End the idle runs of holders of a shared unit for whom activity up to `until` was not judged, if it may be
-        their own.
+        """Ends the idle runs of the holders of a shared unit for which the span, up to `until`, may be their own work.
+
+        A span may be a holder's own work if no list of processes covers it (see _end_unjudged).
         """
         if _is_idle(waiting.span):
             return
@@ -501,8 +505,10 @@ class Ledger:
                 self._end_unjudged(unit, account, waiting.span, until)
 
     def _end_unjudged(self, unit: UnitId, account: HolderAccount, span: Span, until: float = math.inf) -> None:
-        """End the idle run of a holder of a shared unit, if it may have worked in this span: neither a list of
-        processes covers the span up to `until`, nor do the processes of the minute before explain it.
+        """Ends the idle run of a holder of a shared unit, if the holder may have worked in this span.
+
+        The holder may have worked if no list of processes covers the span up to `until`, and the processes of the
+        minute before do not explain the span.
         """
         record, at, end = self.units.get(unit), max(span.start, account.booked), min(span.end, until)
         if end <= at or record is None or record.pending is None:
@@ -514,7 +520,7 @@ class Ledger:
             self._end_run(account)
 
     def _bridge(self, account: HolderAccount, start: float) -> None:
-        """Add the unknown time up to `start` to the idle run, or end the run if this is too much unknown time."""
+        """Adds the unknown time up to `start` to the idle run. Too much unknown time ends the run."""
         gap = max(0.0, start - account.known_until)
         unknown = account.run_unknown_s + gap
         most = max(
@@ -527,10 +533,10 @@ class Ledger:
             account.run_unknown_s = unknown
 
     def _forget(self, now: float) -> None:
-        """Drop readings that no later poll can charge, and holders and instances that have been absent for long.
+        """Drops readings that no later poll can charge, and holders and instances that have been absent for long.
 
-        No holder is dropped before the first complete poll, and none for its number while a source is silent: without
-        an answer, holders are missing that still hold their unit.
+        Drops no holder before the first complete poll. Applies KEEP_ABSENT only if the last poll was complete. If a
+        source does not answer, missing holders may still hold their unit.
         """
         absent: dict[UnitId, int] = {}
         gone = [(each, held) for each, held in self.holdings.items() if held.presence is not HolderPresence.PRESENT]
@@ -557,7 +563,9 @@ class Ledger:
                 self._settle(unit, record.account, record.pending, settled.get(unit, oldest))
 
     def _settle(self, unit: UnitId, account: UnitAccount, pending: Pending, until: float) -> None:
-        """Drop a unit's readings up to `until`. The part that no holder was charged for counts as unattributed."""
+        """Drops a unit's readings up to `until`. Seconds and joules that are not charged to any holder become
+        unattributed.
+        """
         while pending.spans and pending.spans[0].span.end <= until:
             waiting = pending.spans.popleft()
             self._end_unbooked(unit, waiting, waiting.span.end)
@@ -568,13 +576,13 @@ class Ledger:
             pending.divisions.popleft()
 
     def _forget_instances(self, now: float, held: Collection[UnitId]) -> None:
-        """Drop MIG instances that were not read for a long time: each new MIG layout creates new instances."""
+        """Drops MIG instances that were not read for KEEP_ABSENT_S. Each new MIG layout creates new instances."""
         for unit, record in list(self.units.items()):
             if unit.mig_uuid and unit not in held and now - record.account.covered_until > KEEP_ABSENT_S:
                 del self.units[unit]
 
     def unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
-        """The totals of a unit. None if its activity was never known."""
+        """Returns the totals of a unit, or None if its activity was never known."""
         record = self.units.get(unit)
         if record is None or record.is_restored or record.account.witnesses == 0:
             return None
@@ -592,7 +600,7 @@ class Ledger:
         )
 
     def holder_totals(self, allocation: Allocation, now: float, wall: float) -> HolderTotals | None:
-        """Totals of a holder, None before its first poll was settled."""
+        """Returns the totals of a holder, or None if the last poll did not show it."""
         holding = self.holdings.get((allocation.unit, allocation.holder.key))
         if holding is None or holding.presence is not HolderPresence.PRESENT:
             return None
@@ -617,26 +625,26 @@ class Ledger:
         )
 
     def unit_ring(self, unit: UnitId) -> Ring | None:
-        """The last minutes of a unit, None before its first reading."""
+        """Returns the utilization of a unit over the last minutes, or None before its first reading."""
         record = self.units.get(unit)
         return record.ring if record is not None else None
 
     def holder_ring(self, holder_id: AllocationId) -> Ring | None:
-        """The utilization of a holder that shares its unit, over the last minutes. None for any other holder."""
+        """Returns the own utilization of a holder on a shared unit over the last minutes. None for other holders."""
         holding = self.holdings.get(holder_id)
         return holding.ring if holding is not None else None
 
     def newest_ratio(self, allocation: Allocation, now: float) -> float | None:
-        """The newest known mean utilization of a holder that shares its unit (one bucket of its ring).
+        """Returns the newest known mean utilization of a holder on a shared unit, over one bucket of its ring.
 
-        None if no bucket is known within the time for which an unconfirmed allocation is still charged.
+        None if no bucket is known within `longest_unconfirmed_s`.
         """
         ring = self.holder_ring((allocation.unit, allocation.holder.key))
         values = ring.values(now, self.rules.longest_unconfirmed_s()) if ring is not None else ()
         return next((value for value in reversed(values) if value is not None), None)
 
     def _idle_run(self, account: HolderAccount, now: float) -> float | None:
-        """The seconds of the idle run up to now. None if recent time is unknown, or the program may not run."""
+        """Returns the seconds of the idle run up to now. None if recent time is unknown, or the program may not run."""
         late_s = now - account.known_until - account.renewed_s  # readings wait until the holder is confirmed
         if late_s > self.rules.idle_run_unknown_reset_s or (account.working or 0.0) > now:
             return None
@@ -644,7 +652,9 @@ class Ledger:
 
 
 def _own_parts(span: Span, divisions: Iterable[Division], key: HolderKey, begin: float, until: float) -> Iterator[Span]:
-    """The known parts of a shared unit's span that belong to one holder, within (begin, until], in order of time."""
+    """Yields the known parts of a shared unit's span that belong to one holder, within (begin, until], in order of
+    time.
+    """
     start, end = max(span.start, begin), min(span.end, until)
     is_idle = _is_idle(span)
     for division in divisions:

@@ -1,4 +1,4 @@
-"""The ledger's records, one for each unit and for each holder on a unit. A record is dropped as a whole."""
+"""The ledger's records: one for each unit, and one for each holder on a unit. A record is dropped as a whole."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from gpu_exporter.agent.ledger.ring import Ring
 
 @dataclass(slots=True)
 class Pending:
-    """Readings of one unit that wait until the next poll shows its holders. `rest_w`: the lowest power ever drawn.
-    `listed`: what processes of a shared unit were seen to do.
+    """Readings of one unit that wait until the next poll shows its holders.
+
+    `rest_w`: the lowest power that was measured, in watts. `listed`: the work of the unit's processes, if it is shared.
     """
 
     spans: deque[Waiting] = field(default_factory=deque)
@@ -29,8 +30,9 @@ class Pending:
 class UnitRecord:
     """The record of one unit.
 
-    `pending`, `ring`: None before the unit's first reading. `is_restored`: the account is from the state file, and the
-    unit has not been read since the start. `active_by`, `other_s`: as in UnitTotals; a restart resets them.
+    - `is_restored`: the account is from the state file, and the unit has not been read since the start.
+    - `pending`, `ring`: None before the unit's first reading.
+    - `active_by`, `other_s`: as in UnitTotals; a restart resets them.
     """
 
     account: UnitAccount
@@ -41,7 +43,7 @@ class UnitRecord:
     other_s: dict[str, float] = field(default_factory=dict)
 
     def wait(self) -> Pending:
-        """The waiting readings of this unit."""
+        """Returns the waiting readings of this unit, and creates an empty record of them if needed."""
         if self.pending is None:
             self.pending = Pending()
         return self.pending
@@ -50,9 +52,9 @@ class UnitRecord:
 class HolderPresence(Enum):
     """Whether polls show a holder.
 
-    PRESENT: the last poll shows the holder. LEAVING: the holder disappeared a moment ago, so late readings may be its
-    own. ABSENT: the holder disappeared earlier, or it comes from the state file and no poll has shown it since the
-    start.
+    - PRESENT: the last poll shows the holder.
+    - LEAVING: the holder disappeared less than LATE_S ago. Late readings may still be its own.
+    - ABSENT: the holder disappeared earlier, or is from the state file and no poll has shown it since the start.
     """
 
     PRESENT = "present"
@@ -62,7 +64,7 @@ class HolderPresence(Enum):
 
 @dataclass(slots=True)
 class Holding:
-    """The record of one holder on one unit. `ring`: utilization by its own processes, if it shares the unit."""
+    """The record of one holder on one unit. `ring`: the holder's own utilization, only if it shares the unit."""
 
     account: HolderAccount
     presence: HolderPresence = HolderPresence.PRESENT

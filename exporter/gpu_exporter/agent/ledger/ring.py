@@ -1,4 +1,4 @@
-"""The utilization of one unit or holder over the last minutes, in buckets, for the status page and for diagnosis."""
+"""Holds the utilization of one unit or holder over the last minutes, for the status page and for diagnosis."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 
 
 class Ring:
-    """Mean utilization for each bucket of `bucket_s` seconds, over the last `length_s` seconds. Monotonic time."""
+    """Mean utilization (0 to 1) in buckets of `bucket_s` seconds over the last `length_s` seconds of monotonic time."""
 
     def __init__(self, length_s: float, bucket_s: float) -> None:
         self.bucket_s = bucket_s
@@ -17,7 +17,7 @@ class Ring:
         self._newest = -1  # number of the newest bucket since time 0
 
     def add(self, start: float, end: float, ratio: float) -> None:
-        """Spread a span over its buckets."""
+        """Adds a span's utilization to the buckets that it covers."""
         first, last = int(start // self.bucket_s), int(end // self.bucket_s)
         for bucket in range(max(first, last - self._size + 1), last + 1):
             length = min(end, (bucket + 1) * self.bucket_s) - max(start, bucket * self.bucket_s)
@@ -27,7 +27,7 @@ class Ring:
                 self._known[slot] += length
 
     def _advance(self, bucket: int) -> bool:
-        """Make `bucket` writable and clear the skipped buckets. Returns False if the bucket is too old."""
+        """Makes `bucket` writable and clears the skipped buckets. Returns False if the bucket is too old."""
         if bucket > self._newest:
             wipe = range(max(self._newest + 1, bucket - self._size + 1), bucket + 1)
             for skipped in wipe:
@@ -37,7 +37,9 @@ class Ring:
         return bucket > self._newest - self._size
 
     def values(self, now: float, length_s: float | None = None) -> tuple[float | None, ...]:
-        """Buckets that ended by `now`, oldest first. A bucket is None if less than half of it is known."""
+        """Returns the buckets that ended by `now`, oldest first. A bucket is None if less than half of its time is
+        known.
+        """
         last = int(now // self.bucket_s) - 1
         count = self._count if length_s is None else min(self._count, max(0, int(length_s / self.bucket_s)))
         result: list[float | None] = []

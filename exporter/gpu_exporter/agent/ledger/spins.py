@@ -1,7 +1,7 @@
-"""Counts the seconds of a run without progress (full utilization, but the program seems to hang).
+"""Counts the seconds of a run without progress: full utilization of a program that seems to hang.
 
-The seconds are pending while the run may still become a stall. Then they count as stalled, or as busy if the run ends
-before that. Published counters never fall, so they contain no pending seconds. Pure: works on one holder's account.
+The seconds are pending until the run becomes a stall or ends. Then they count as stalled or as busy. Published counters
+never fall, so they contain no pending seconds. Pure: changes only one holder's account.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from gpu_exporter.common.model.readings import Span
 
 
 class RunPart(NamedTuple):
-    """How a holder's present run without progress counts. `begin`: monotonic seconds. `is_stall`: it is a stall."""
+    """A holder's present run without progress. `begin`: monotonic seconds. `is_stall`: the run counts as a stall."""
 
     begin: float
     is_stall: bool
 
 
 def follow_run(account: HolderAccount, part: RunPart | None, now: float) -> None:
-    """Set how this holder's run is counted from now on. `part`: None if there is no run, or if it cannot be a stall."""
+    """Sets how this holder's busy seconds count from now on: as part of the run, or as busy if `part` is None."""
     is_open = account.spin_begin is not None and account.spin_end == math.inf
     if is_open and (part is None or part.begin != account.spin_begin):
         account.busy_s += account.pending_s
@@ -34,7 +34,7 @@ def follow_run(account: HolderAccount, part: RunPart | None, now: float) -> None
     if part is None:
         return
     if not is_open:
-        # A run that counts only from now on, since it is a stall only now, gives back nothing that was booked as busy.
+        # A stall that is detected late counts only from now on: seconds that were booked as busy stay busy.
         account.spin_begin, account.spin_end, account.is_stalled = part.begin, math.inf, False
     if part.is_stall and not account.is_stalled:
         account.stalled_s += account.pending_s
@@ -43,7 +43,7 @@ def follow_run(account: HolderAccount, part: RunPart | None, now: float) -> None
 
 
 def book_busy(account: HolderAccount, span: Span) -> None:
-    """Book the busy seconds of a span of the holder."""
+    """Adds the span's busy seconds to the holder's account, as busy, pending or stalled seconds."""
     busy_s = (span.end - span.start) * span.ratio
     spun_s = 0.0
     if account.spin_begin is not None:

@@ -1,15 +1,16 @@
-"""Saves the counters in a file, so that after a restart they continue at or above their published values.
+"""Saves the counters in a file. After a restart they continue at or above their published values.
 
 The exporter writes the exact counters every write interval, and publishes only values that are in the file (except the
-held time of Slurm jobs). Time since the last write is lost at a kill: it counts as unknown, never as idle.
+held time of Slurm jobs). If the process is killed, the time since the last write is lost. It counts as unknown, never
+as idle.
 
-The file is not flushed to the disk: data that a process has written stays in the page cache when the process is killed.
-Only a crash of the kernel loses the data. Then the boot id changes and counters start at 0, which Prometheus treats as
-a reset. A small fall would be worse: in a measurement, a counter was restored 10 s too low, and increase() was 625,362
-instead of 230, since Prometheus took the fall for a reset (docs/decisions/0004).
+The file is not flushed to the disk, because the page cache keeps the data when a process is killed. Only a crash of the
+kernel loses the data. The boot id then changes and counters start at 0, which Prometheus treats as a reset. A small
+fall would be worse: in a measurement, a counter was restored 10 s too low, and increase() was 625,362 instead of 230
+(docs/decisions/0004).
 
-The format is one header line (name, version, CRC-32 of the rest) and JSON. The file is replaced by rename, so it is
-whole or absent. If checksum, boot id or version do not match, counters start at 0.
+The format is one header line (name, version, CRC-32 of the rest) and JSON. A rename replaces the file, so that it is
+complete or absent. If checksum, boot id or version do not match, counters start at 0.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class StateInUse(Exception):
 
 
 def read_boot_id(path: Path = BOOT_ID) -> str:
-    """The kernel's boot id. "" if it cannot be read; saved counters are then never restored."""
+    """Returns the kernel's boot id, or "" if it cannot be read. With "", saved counters are never restored."""
     try:
         return path.read_text("ascii").strip()
     except OSError:
@@ -61,7 +62,7 @@ NO_NUMBERS: Numbers = MappingProxyType({})
 
 
 class Prepared(NamedTuple):
-    """A content of the file, and the counters in it."""
+    """The next content of the state file, and the counters in it."""
 
     text: str
     written: dict[CounterKey, float]
@@ -75,13 +76,15 @@ class StateFile:
         self.interval_s = write_interval_s
         self.written: dict[CounterKey, float] = {}
         self.numbers: Numbers = NO_NUMBERS
-        """Where the numbers of running holders led when the file was written; filled by `restore`."""
+        """The unit that each device number of a running holder meant when the file was written, set by `restore`."""
         self._boot_id = boot_id
         self._lock_path = directory / "lock"
         self._lock: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock. Raises StateInUse, OSError (directory missing, read-only, or writable by other users)."""
+        """Takes the lock. Raises StateInUse, or OSError if the directory is missing, read-only or writable by other
+        users.
+        """
         make_directory(self.path.parent)
         try:
             self._lock = lock_kept(self._lock_path)
@@ -94,7 +97,7 @@ class StateFile:
             self._lock = None
 
     def restore(self, ledger: Ledger) -> str:
-        """Restore the ledger from the file. Returns the reason if nothing was restored, otherwise ""."""
+        """Restores the ledger from the file. Returns why nothing was restored, "" if it was."""
         try:
             header, _, body = read_kept(self.path, READ_MAX).decode("utf-8").partition("\n")
         except FileNotFoundError:
@@ -126,9 +129,9 @@ class StateFile:
         return ""
 
     def prepare(self, ledger: Ledger, numbers: Numbers = NO_NUMBERS) -> Prepared:
-        """Build the next content of the file from the ledger's counters.
+        """Returns the next content of the file, made from the ledger's counters.
 
-        `numbers`: by (holder, number), the unit that the device number (Grant.number) of each running holder means.
+        `numbers`: the unit that each device number (Grant.number) of a running holder means, by (holder, number).
         """
         units = {unit: record.account for unit, record in ledger.units.items()}
         holders = ledger.holders()
@@ -150,22 +153,23 @@ class StateFile:
         return Prepared(text, _counters_of(units, holders, accounts))
 
     def commit(self, prepared: Prepared) -> None:
-        """Write the file; the caller then calls `adopt`. Raises OSError; the old content then remains valid."""
+        """Writes the file; the caller then calls `adopt`. Raises OSError; the old content then remains valid."""
         write_atomically(self.path, prepared.text.encode(), PRIVATE)
 
     def adopt(self, prepared: Prepared) -> None:
-        """Publish the counters of this content from now on."""
+        """Publishes the counters of this content from now on."""
         self.written = prepared.written
 
     def bound_unit(self, unit: UnitId, totals: UnitTotals) -> UnitTotals:
-        """Limit a unit's totals to the values in the file; 0 until the unit is in the file."""
+        """Limits a unit's totals to the values in the file; 0 until the unit is in the file."""
         counters = UNIT_COUNTERS if totals.unattributed_j is None else (*UNIT_COUNTERS, "unattributed_j")
         return totals._replace(**self._bounded(unit, None, totals, counters))
 
     def bound_holder(self, unit: UnitId, key: HolderKey, totals: HolderTotals) -> HolderTotals:
-        """Limit a holder's totals to the values in the file; 0 until the holder is in the file.
+        """Limits a holder's totals to the values in the file; 0 until the holder is in the file.
 
-        A Slurm job's held time is not limited: Slurm reports the start, so this time cannot fall after a kill.
+        The held time of a Slurm job is not limited: Slurm reports the job's start, so that this time cannot fall after
+        a restart.
         """
         counters: tuple[str, ...] = HOLDER_COUNTERS if totals.energy_j is None else (*HOLDER_COUNTERS, "energy_j")
         if key.scheduler == "slurm" and not key.incarnation.endswith("/"):  # the key ends with the start
@@ -175,7 +179,7 @@ class StateFile:
         return bounded._replace(pending_s=max(0.0, min(bounded.pending_s, bounded.observed_s - counted_s)))
 
     def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals:
-        """Limit a tenant's totals to the values in the file; 0 until the tenant is in the file."""
+        """Limits a tenant's totals to the values in the file; 0 until the tenant is in the file."""
         known = {name: value for name, value in totals._asdict().items() if value is not None}
         return totals._replace(
             **{name: min(value, self.written.get((key, name), 0.0)) for name, value in known.items()}
@@ -188,9 +192,10 @@ class StateFile:
 
 
 def open_state(directory: Path | None, write_interval_s: float, boot_id: str) -> StateFile | None:
-    """Open the state directory. If this fails, log once why counters will not survive a restart.
+    """Opens and locks the state directory. Returns None without a directory, or if this fails.
 
-    Raises StateInUse if another process uses the directory.
+    Logs the failure, because counters then start at 0 after each restart. Raises StateInUse if another process uses the
+    directory.
     """
     if directory is None:
         return None
@@ -237,9 +242,9 @@ def _texts(value: Any) -> tuple[str, str]:
 
 
 def _checked(account: AccountT) -> AccountT:
-    """Return the account. Raises ValueError if one of its numbers is invalid.
+    """Returns the account. Raises ValueError if one of its values is invalid.
 
-    An invalid number would be published, or would make every later write of the file fail.
+    An invalid value would be published, or would make every later write of the file fail.
     """
     for field in fields(account):
         value = getattr(account, field.name)
@@ -263,7 +268,7 @@ def _is_number(value: object) -> bool:
 
 
 def _fields(account: UnitAccount | HolderAccount | TenantAccount) -> dict[str, Any]:
-    """The values of an account by name. dataclasses.asdict would copy each value, at ten times the cost."""
+    """Returns the values of an account by name. dataclasses.asdict copies each value, which takes ten times as long."""
     return {name: getattr(account, name) for name in account.__slots__}
 
 

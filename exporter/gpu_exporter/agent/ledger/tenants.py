@@ -1,14 +1,16 @@
 """Counts the GPU hours of each tenant: a namespace, or a Slurm account and user.
 
 The sums include pods and jobs that start and end between two scrapes. At each poll, the growth of each holder's
-account, times the holder's share of the GPU, is added to its tenant. A holder that a poll shows for the first time
-started at some moment since the poll before, and a holder that leaves ended at some moment since its last poll. Half of
-that time is added to `held_s`, which is right on average, but to no other counter, because the work in that time is
-unknown. If the scheduler proves the start, no estimate is needed.
+account, times the holder's share of the GPU, is added to its tenant.
+
+A holder that a poll shows for the first time started at an unknown moment since the poll before. A holder that left
+ended at an unknown moment since its last poll. Half of that interval is added to `held_s`, which is right on average.
+It is added to no other counter, because the work in that time is unknown. If the scheduler reports the exact start, the
+start is not estimated.
 
 A new tenant is published as 0 for its first minute. Prometheus's increase() counts only from the first value that it
-scraped, so it would miss all hours before that: half of the hours of pods that run for a minute. A tenant from the
-state file was published before, and goes on at its value.
+scraped. Without the 0 it would miss half of the hours of pods that run for a minute. A tenant from the state file was
+published before, and continues at its value.
 
 Pure: no clock, no lock, no file.
 """
@@ -53,7 +55,7 @@ class TenantAccount:
 
 
 class _Last(NamedTuple):
-    """A holder at the last poll."""
+    """A holder as the last poll showed it."""
 
     tenant: TenantKey
     share: float
@@ -62,15 +64,15 @@ class _Last(NamedTuple):
 
 
 class Tenants:
-    """All tenants of one node."""
+    """The accounts of all tenants of one node."""
 
     def __init__(self) -> None:
         self.accounts: dict[TenantKey, TenantAccount] = {}
         self.first_s = FIRST_S
-        self._born: dict[TenantKey, float] = {}  # tenants that are not from the state file
+        self._born: dict[TenantKey, float] = {}  # first poll of each tenant that is not from the state file
         self._booked: dict[
             AllocationId, TenantTotals
-        ] = {}  # the part of each holder's account that its tenant already has
+        ] = {}  # the part of each holder's account that is already in its tenant's account
         self._last: dict[AllocationId, _Last] = {}
         self._left: dict[AllocationId, _Last] = {}
         self._polled: float | None = None
@@ -78,7 +80,7 @@ class Tenants:
     def restore(
         self, accounts: Mapping[TenantKey, TenantAccount], holders: Mapping[AllocationId, HolderAccount]
     ) -> None:
-        """Take over the accounts from a state file. A tenant's account already contains the time of its holders."""
+        """Takes over the accounts from a state file. A tenant's account already contains the time of its holders."""
         self.accounts.update(accounts)
         self._booked.update({holder_id: _read(account) for holder_id, account in holders.items()})
 
@@ -92,16 +94,18 @@ class Tenants:
         ends: Collection[AllocationId] = (),
         unmetered: Collection[UnitId] = (),
     ) -> None:
-        """Add the growth of the holders' accounts since the last poll to their tenants.
+        """Adds the growth of the holders' accounts since the last poll to their tenants.
 
-        `leaving`: holders that have left, but whose accounts may still grow. `longest_s`: takes the interval at which a
-        holder is confirmed, and returns the longest gap that counts as known. `ends`: holders whose end is known, so it
-        needs no estimate. `unmetered`: units without an energy counter.
+        - `leaving`: holders that have left, but whose accounts may still grow.
+        - `longest_s`: takes the seconds between two confirmations of a holder, and returns the longest gap that counts
+          as known.
+        - `ends`: holders whose exact end is known, so that it is not estimated.
+        - `unmetered`: units without an energy counter.
         """
         shown: dict[AllocationId, _Last] = {}
         for entry in confirmed:
             holder_id = (entry.allocation.unit, entry.allocation.holder.key)
-            # a holder that was away for a poll already has that time in its account
+            # If a holder was missing in a poll, its account already contains that time.
             is_new = holder_id not in self._booked
             tenant, share = tenant_of(entry.allocation.holder), entry.allocation.share_ratio
             account = self._account(tenant, now)
@@ -128,16 +132,16 @@ class Tenants:
             self._born.pop(key, None)
 
     def _add(self, tenant: TenantAccount, holder_id: AllocationId, holder: HolderAccount, share: float) -> None:
-        """Add the growth of this holder's account since the last call to the tenant's account."""
+        """Adds the growth of this holder's account since the last call to the tenant's account."""
         grown, before = _read(holder), self._booked.get(holder_id, NOTHING)
         self._booked[holder_id] = grown
         for counter in COUNTERS:
             more = max(0.0, getattr(grown, counter) - getattr(before, counter))
-            part = 1.0 if counter == "energy_j" else share  # an instance's energy already belongs to it alone
+            part = 1.0 if counter == "energy_j" else share  # energy is already divided
             setattr(tenant, counter, getattr(tenant, counter) + part * more)
 
     def forget(self, kept: Iterable[AllocationId]) -> None:
-        """Forget the holders that the ledger has forgotten."""
+        """Forgets all holders except `kept`."""
         for gone in self._booked.keys() - set(kept):
             del self._booked[gone]
 
@@ -150,15 +154,19 @@ class Tenants:
         return account
 
     def _key_of(self, key: TenantKey) -> TenantKey:
-        """The key of the account for this tenant. Beyond TENANTS_MAX accounts, tenants share one."""
+        """Returns the key of the account for this tenant. Beyond TENANTS_MAX accounts, further tenants share one
+        account.
+        """
         if key in self.accounts or len(self.accounts) < TENANTS_MAX:
             return key
         return key._replace(namespace=key.namespace and OTHER, account="" if key.namespace else OTHER, user="")
 
     def totals(self, now: float = math.inf) -> Iterable[tuple[TenantKey, TenantTotals]]:
-        """The totals of every tenant for publication at `now` (monotonic seconds), in order; by default the exact ones.
+        """Yields the totals of every tenant, in order, as published at `now` (monotonic seconds); by default the exact
+        totals.
 
-        No energy (None) for a tenant that has held a board without an energy counter: it used more than was counted.
+        Energy is None if the tenant has held a board without an energy counter, because part of its energy is not
+        counted.
         """
         for key, account in sorted(self.accounts.items()):
             totals = TenantTotals(*(getattr(account, counter) for counter in COUNTERS))
@@ -169,7 +177,7 @@ class Tenants:
 
 
 def tenant_of(holder: Holder) -> TenantKey:
-    """A namespace, or an account and user of Slurm."""
+    """Returns the tenant of a holder: a namespace, or an account and user of Slurm."""
     if holder.key.scheduler == "kubernetes":
         return TenantKey("kubernetes", holder.namespace, "", "")
     return TenantKey(holder.key.scheduler, "", holder.account, holder.user)
@@ -188,5 +196,7 @@ def _read(account: HolderAccount) -> TenantTotals:
 
 
 def _half(gap_s: float, longest_s: float) -> float:
-    """Half of the time between two polls. 0 if the time is too long, because no source was asked in it."""
+    """Returns half of the gap between two polls. 0 if the gap is longer than `longest_s`: no source was asked in that
+    time.
+    """
     return gap_s / 2 if 0.0 < gap_s <= longest_s else 0.0
