@@ -1,1 +1,1 @@
-"""Finds when a GPU worked, from each reading: by the driver's ring buffers, GPM and other witnesses of activity."""
+"""Finds out when a GPU worked, from the driver's ring buffers, GPM and the other witnesses of activity."""

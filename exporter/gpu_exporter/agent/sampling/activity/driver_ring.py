@@ -1,7 +1,7 @@
-"""Converts the driver's ring buffer of utilization samples into spans: each entry covers a known time.
+"""Converts the driver's ring buffer of utilization samples into spans (times with known activity).
 
-The stamp of an entry is the end of its period, not the start. The length of the period is learned from the distances
-between stamps. So if an entry is lost, its time is a hole, and the next entry does not cover the hole.
+The stamp of an entry is the end of its period, not the start. The distances between stamps show the length of a period.
+If an entry is lost, its time therefore remains unknown: the next entry does not cover it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from gpu_exporter.common.model.readings import UTILIZATION, Span
 
 WALL_STEP_S = 1.0  # a wall clock that moved more than this against the monotonic clock has been stepped
 RING_AGE_MAX_S = 120.0  # no ring keeps older stamps: such a stamp is not wall time of this host and is ignored
-UNWATCHED_MAX_S = 0.05  # of a span: the clocks of driver and host differ by less, a gap between witnesses by more
+UNWATCHED_MAX_S = 0.05  # longer than the clocks of driver and host differ, shorter than a gap between witnesses
 LATENESS = 1.1  # a cycle or sample that comes a tenth of a period late leaves no hole
 SPACINGS = 32  # number of distances between stamps that the period is learned from
 SAME_STAMP_S = 1e-6  # stamps are whole microseconds, and are passed as a float
 
 
 class RingPeriod:
-    """The time that one entry covers (seconds), learned from the distances between stamps."""
+    """The seconds that one entry covers, learned from the distances between stamps."""
 
     def __init__(self, longest_s: float) -> None:
-        """`longest_s`: the longest time that an entry can cover. It is assumed until the period is known."""
+        """`longest_s`: the most seconds that an entry can cover. The period has this length until it is learned."""
         self._longest_s = longest_s
         self._spacings: deque[float] = deque(maxlen=SPACINGS)
         self.seconds = longest_s
 
     def learn(self, spacings: Sequence[float]) -> None:
-        """Learn from distances between stamps. A distance that is longer than any period is a hole, and is ignored."""
+        """Learns from distances between stamps, in seconds. Distances longer than any period are holes, and are
+        ignored.
+        """
         fresh = [spacing for spacing in spacings if 0.0 < spacing <= LATENESS * self._longest_s]
         if not fresh:
             return
@@ -50,15 +52,15 @@ class RingPeriod:
 
 
 class DriverRing:
-    """Converts the entries of one device's ring buffer into spans. Each entry is used once."""
+    """Converts the entries of one device's ring buffer into spans. Uses each entry once."""
 
     def __init__(self, longest_s: float) -> None:
-        """`longest_s`: the longest time that one entry of the driver may cover."""
+        """`longest_s`: the most seconds that one entry of the driver may cover."""
         self.newest_wall = 0.0
         self.contradicted = False  # the last read showed work at a stamp that was read as 0 before
         self.answered = False  # the last read had a plausible entry, even if it is the first, which has no span
         self.is_gapless = False  # the last read continued the one before it without a hole
-        self.length_s = 0.0  # how long the ring keeps entries, as far as its answers have shown
+        self.length_s = 0.0  # seconds for which the ring keeps entries, learned from its answers
         self._newest_ratio = 0.0
         self._period = RingPeriod(longest_s)
         self._longest_s = LATENESS * longest_s
@@ -66,21 +68,21 @@ class DriverRing:
 
     @property
     def period_s(self) -> float:
-        """How long one entry covers, in seconds."""
+        """The seconds that one entry covers."""
         return self._period.seconds
 
     def restart(self, wall: float) -> None:
-        """Note that the wall clock jumped. The present entries of the ring were stamped before the jump."""
-        # A clock that was set back reaches its own old stamps again, as long as the ring keeps them.
+        """Discards the present entries of the ring, because the wall clock jumped after they were stamped."""
+        # If the clock was set back, the ring may still keep old stamps that are in the future now.
         self._from = min(max(wall, self.newest_wall), wall + RING_AGE_MAX_S)
         self.newest_wall = wall
         self.contradicted = self.answered = self.is_gapless = False
 
     def read(self, samples: Sequence[UtilizationSample], monotonic: float, wall: float) -> tuple[Span, ...]:
-        """Convert the new entries to spans (times with known activity).
+        """Converts the new entries to spans (times with known activity).
 
-        An entry covers one period up to its stamp, without the time that earlier entries covered. Consecutive entries
-        without a hole and with the same value become one span.
+        An entry covers one period up to its stamp, without the time of earlier entries. Consecutive entries with the
+        same value and without a hole become one span.
         """
         self.contradicted = self.answered = self.is_gapless = False
         if wall <= self._from:
@@ -110,14 +112,14 @@ class DriverRing:
             self.newest_wall, self._newest_ratio = entry.wall, entry.ratio
         if entries:
             kept_s = self._unbroken(samples)
-            # After a hole the answer may be all that the ring keeps: less than the time since the last read.
+            # After a hole the ring may have lost entries: it keeps less than the time since the last read.
             self.length_s = max(self.length_s, kept_s) if self.is_gapless else kept_s
         return tuple(spans)
 
     def _is_steady(self, samples: Sequence[UtilizationSample], wall: float) -> bool:
-        """Whether all entries are new, follow the last one without a hole, and have the same value.
+        """Returns whether all entries are new, follow the last one without a hole, and have the same value.
 
-        This is the common case, and checking it is much faster than taking the entries one by one.
+        This is the usual case, and `read` then need not convert single entries, which is much slower.
         """
         if not samples or not self._period.is_learned or self.newest_wall <= 0.0:
             return False
@@ -131,7 +133,7 @@ class DriverRing:
         return is_new and max(apart) <= min(self._longest_s, LATENESS * period) and stamps[1] > wall - RING_AGE_MAX_S
 
     def _unbroken(self, samples: Sequence[UtilizationSample]) -> float:
-        """Seconds up to the newest entry without a hole: no two stamps are further apart than the longest period."""
+        """Returns the seconds without a hole up to the newest entry. A hole is longer than the longest period."""
         stamps = sorted(sample.wall for sample in samples)
         begin = stamps[-1]
         for stamp in reversed(stamps):
@@ -141,15 +143,15 @@ class DriverRing:
         return stamps[-1] - begin
 
     def _length_of(self, entry: UtilizationSample) -> float:
-        """How long an entry covers, in seconds."""
+        """Returns how many seconds an entry covers."""
         known = entry.span_s if entry.span_s is not None else LATENESS * self._period.seconds
         return min(self._longest_s, known)
 
     def _fold(self, samples: Sequence[UtilizationSample], wall: float) -> list[UtilizationSample]:
-        """The new entries in the order of their stamps.
+        """Returns the new entries in the order of their stamps.
 
-        Of several entries for the same time, the busiest counts. An entry that is not a valid share makes its time
-        unknown, unless another entry of that time shows work.
+        If several entries have the same time, the busiest counts. An entry outside 0 to 1 makes its time unknown,
+        unless another entry of that time shows work.
         """
         entries: list[UtilizationSample] = []
         apart = 0.5 * self._period.seconds if self._period.is_learned else SAME_STAMP_S
@@ -158,7 +160,7 @@ class DriverRing:
             if sample.wall > wall + WALL_STEP_S:
                 continue
             if sample.wall > wall + UNWATCHED_MAX_S:
-                break  # the driver's clock is ahead: read the entry again when its time has been watched
+                break  # the driver's clock is ahead: read the entry again later
             near = SAME_STAMP_S if sample.span_s is not None else apart
             if self.newest_wall > 0.0 and abs(sample.wall - self.newest_wall) <= near:
                 self.contradicted |= sample.ratio > 0.0 and self._newest_ratio == 0.0
@@ -173,7 +175,7 @@ class DriverRing:
 
 
 def _busier(one: float, other: float) -> float:
-    """The higher of two shares. An invalid value counts more than 0, because it may mean work."""
+    """Returns the higher of two ratios. An invalid value outranks 0, because it may mean work."""
     shares = [ratio for ratio in (one, other) if 0.0 <= ratio <= 1.0]
     if len(shares) == 2 or (shares and shares[0] > 0.0):
         return max(shares)
@@ -181,17 +183,17 @@ def _busier(one: float, other: float) -> float:
 
 
 def pieces(span: Span, longest_s: float) -> Iterator[Span]:
-    """Split a span of many entries into equal parts of at most `longest_s` seconds."""
+    """Splits a span of many entries into equal parts of at most `longest_s` seconds."""
     number = max(1, math.ceil((span.end - span.start) / longest_s))
     edges = [span.start + (span.end - span.start) * i / number for i in range(number)] + [span.end]
     return (span._replace(start=start, end=end) for start, end in itertools.pairwise(edges))
 
 
 def agreeing(spans: Sequence[Span], rate_at: float, longest_s: float) -> tuple[Span, ...]:
-    """Correct the spans by the utilization above 0 that the driver reported at `rate_at`.
+    """Corrects the spans if the driver reported a utilization above 0 at `rate_at` (monotonic seconds).
 
-    The reported value covers up to `longest_s` before that time. Spans of 0 in this time are not idle, unless another
-    span there shows work, which explains the value. The last span in this time is never idle.
+    The reported value covers up to `longest_s` before `rate_at`. Spans of 0 in this time do not count as idle, unless
+    another span there shows work, which explains the value. The last span in this time never counts as idle.
     """
     recent = [span for span in spans if span.end > rate_at - longest_s]
     doubtful = recent[-1:] if any(span.ratio > 0.0 for span in recent) else recent

@@ -1,4 +1,4 @@
-"""Reads a GPU's work between two cycles beside its utilization: power, traffic and GPM values."""
+"""Reads signs of a GPU's work between two cycles beside its utilization: power, traffic and GPM values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PIPES = ("tensor", "fp64", "fp32", "fp16")
 
 
 class EffortReader:
-    """Keeps the last counters of one device. Not thread-safe: used by the device's one thread."""
+    """Reads the work of one device, and keeps its last counters. Not thread-safe: used by the device's one thread."""
 
     def __init__(self) -> None:
         self._last_at: float | None = None
@@ -20,11 +20,10 @@ class EffortReader:
         self._pcie, self._nvlink = TrafficRate(), TrafficRate()
 
     def read(self, cycle: Cycle, gpm: Gpm | None, monotonic: float) -> Effort | None:
-        """The GPU's work since the last cycle, None for the first cycle.
+        """Returns the GPU's work since the last cycle, None for the first cycle.
 
-        `gpm`: as the driver reported it, including zeros that contradict the utilization. Elsewhere such zeros are
-        ignored, because they do not prove that the GPU is idle. Here they are needed, because a kernel that only waits
-        may cause them.
+        `gpm`: GPM as the driver reported it, including zeros that contradict the utilization. Other code ignores such
+        zeros, because they do not prove idleness. Here they count, because a kernel that only waits may cause them.
         """
         previous, self._last_at = self._last_at, monotonic
         power_w = self._mean_power(cycle)
@@ -49,7 +48,9 @@ class EffortReader:
         )
 
     def _mean_power(self, cycle: Cycle) -> float | None:
-        """Mean power since the last cycle in watts. None without two readings of the energy counter, or if it fell."""
+        """Returns the mean power since the last cycle in watts, None without two valid readings of the
+        energy counter.
+        """
         before = self._last_energy
         self._last_energy = None if cycle.energy_j is None else (cycle.energy_at, cycle.energy_j)
         if before is None or self._last_energy is None:
@@ -64,5 +65,7 @@ def _busiest(gpm: Gpm) -> float | None:
 
 
 def _higher(one: float | None, other: float | None) -> float | None:
-    """The higher of two readings of the same traffic: a counter may have wrapped, and GPM may be missing."""
+    """Returns the higher of two readings of the same traffic. A wrapped counter reads too low, and GPM
+    may be missing.
+    """
     return max((value for value in (one, other) if value is not None), default=None)

@@ -1,6 +1,6 @@
-"""Reads the driver's ring buffers of encoder, decoder, JPEG and optical flow: their work between two cycles.
+"""Reads the driver's ring buffers of the encoder, decoder, JPEG and optical-flow engines.
 
-The driver writes these entries together with the utilization entries, with the same stamps, so both cover the same
+The driver writes these entries together with the utilization entries and with the same stamps. Both cover the same
 time.
 """
 
@@ -17,7 +17,7 @@ class EngineRings:
     """The ring buffers of one device's engines, kept from cycle to cycle."""
 
     def __init__(self, longest_s: float) -> None:
-        """`longest_s`: the longest period that the driver may have."""
+        """`longest_s`: the longest sample period of the driver, in seconds."""
         self._longest_s = longest_s
         self._rings: dict[str, tuple[DriverRing, Track]] = {}
 
@@ -28,9 +28,9 @@ class EngineRings:
         return (track for _, track in self._rings.values())
 
     def read(self, cycle: Cycle, monotonic: float, wall: float, *, stepped: bool) -> tuple[str, ...]:
-        """Read the new entries up to `monotonic` (the same moment as `wall`), and return the active engines.
+        """Reads the new entries up to `monotonic` (the same moment as `wall`). Returns the names of the active engines.
 
-        `stepped`: the wall clock jumped, so the present entries were stamped before the jump.
+        `stepped`: the wall clock jumped. The present entries were stamped before the jump, and are discarded.
         """
         for name in self._rings.keys() - cycle.engine_samples.keys():
             del self._rings[name]  # its next read starts with all entries

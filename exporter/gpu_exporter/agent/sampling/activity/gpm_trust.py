@@ -1,11 +1,13 @@
 """Decides whether zeros of GPM are credible. Other witnesses that show work contradict them.
 
-If GPM reads 0 while utilization, power or another witness of the same board shows work, the reading is withheld: its
-ratios are not published, and no time in it counts as idle. The instances of a board share its power. So the zeros of
-all instances do not count while the board works and no instance shows work. After CONFIRM such readings in a row, the
-contradiction is counted and logged. GPM is then withheld until it shows work again, or until it is opened again after
-REOPEN_S. A shorter contradiction is normal when work begins or ends, because the witnesses are read at slightly
-different times.
+- If GPM reads 0 while utilization, power or another witness of the board shows work, the reading is withheld: its
+  ratios are not published, and its time does not count as idle.
+- The instances of a board share its power. If the board works but no instance shows work, the zeros of all its
+  instances are withheld.
+- After CONFIRM such readings in a row, the contradiction is counted and logged. GPM is then withheld until it shows
+  work again. After REOPEN_S it is opened again.
+- A shorter contradiction is normal when work begins or ends, because the witnesses are read at slightly different
+  times.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from gpu_exporter.common.model.readings import UTILIZATION
 
 log = logging.getLogger(__name__)
 CONTRADICTED = ("nvmlGpmMetricsGet", "CONTRADICTED")
-CONFIRM = 3  # windows in a row: utilization and power may cover up to a period and a second before the windows
+CONFIRM = 3  # windows in a row: utilization and power may cover time before a window, up to a period and a second
 REOPEN_S = 60.0
 APART_MAX_S = 0.3  # power that was read longer than this before the end of a cycle is no evidence on its GPM windows
 BOARD = ""
@@ -41,29 +43,33 @@ INSTANCE_FAMILIES = frozenset(family.name for family in INSTANCE_RATIOS.values()
 
 @dataclass(slots=True)
 class _Doubt:
-    """The contradictions of one board or instance. `since`: when they were confirmed."""
+    """The contradictions of one board or instance. `windows`: their number in a row. `since`: when
+    they were confirmed.
+    """
 
     windows: int = 0
     since: float | None = None
 
 
 class GpmTrust:
-    """Reviews the GPM readings of one board and its instances, cycle by cycle."""
+    """Reviews the GPM readings of one board and its instances in each cycle."""
 
     def __init__(self, rules: ActivityRules) -> None:
         self._rules = rules
         self._doubts: dict[str, _Doubt] = {}
         self._stuck_since: dict[str, float] = {}
         self._power_at: float | None = None  # when power was last read
-        self._unexplained_at: float | None = None  # when the board worked, or may have, and no instance showed work
+        self._unexplained_at: float | None = None  # when the board (possibly) worked, but no instance showed work
 
     def review(self, cycle: Cycle, seen: dict[str, Observation], now: float) -> None:
-        """Remove GPM readings that are not credible from `cycle` and `seen`. `seen`: the board's witnesses by name."""
+        """Removes GPM readings that are not credible from `cycle` and `seen`. `seen`: the board's observations by
+        witness.
+        """
         self._review_stuck(cycle, now)
         power = seen.get("power", UNKNOWN)
         if power is not UNKNOWN:
             self._power_at = now
-        # Power that was read recently but is missing now might have contradicted GPM. On MIG no other witness could.
+        # Power was read recently, but is missing now: it might have contradicted GPM. MIG has no other such witness.
         is_late = cycle.begin is not None and now - cycle.begin > APART_MAX_S
         expected = self._power_at is not None and now - self._power_at < REOPEN_S
         power_missing = expected and (power is UNKNOWN or (power is QUIET and is_late))
@@ -85,7 +91,7 @@ class GpmTrust:
             self._stuck_since = {subject: since for subject, since in self._stuck_since.items() if subject in present}
 
     def _review_stuck(self, cycle: Cycle, now: float) -> None:
-        """Log GPM readings whose cycle counters do not grow, and open GPM again after a while.
+        """Logs GPM readings whose cycle counters do not grow, and opens GPM again every REOPEN_S.
 
         The collector has already dropped their values.
         """
@@ -116,9 +122,9 @@ class GpmTrust:
         names = [name for name in active if name == "power" or name in GPM_NAMES]
         if all(gpm is not None and _is_dead(gpm) for gpm in readings):
             names = list(active)
-        # The board works, but no instance shows work. If one instance could not be read, it may be the working one.
+        # The board works, but no instance shows work. An instance that could not be read may do the work.
         all_read = all(gpm is not None and gpm.graphics is not None for gpm in readings)
-        # A window that begins before the end of unexplained work of the board is not quiet either.
+        # A window that begins before unexplained work of the board ended is not quiet either.
         before, self._unexplained_at = self._unexplained_at, now if names or power_missing else self._unexplained_at
         reviewed: list[InstanceCycle] = []
         for instance in cycle.instances:
@@ -139,7 +145,7 @@ class GpmTrust:
         cycle.instances = reviewed
 
     def _is_withheld(self, cycle: Cycle, subject: str, is_zero: bool, against: Iterable[str], now: float) -> bool:
-        """Whether this window is withheld. Counts, logs and reopens."""
+        """Returns whether this window is withheld. Counts and logs contradictions, and opens GPM again."""
         names = sorted(set(against)) if is_zero else []
         doubt = self._doubts.get(subject)
         if not is_zero or (doubt is None and not names):
@@ -178,7 +184,7 @@ def _reads_zero(gpm: Gpm) -> bool:
 
 
 def _is_dead(gpm: Gpm) -> bool:
-    """Whether all values are 0. A GPM that works reads at least some traffic."""
+    """Returns whether all values are 0. If GPM works, at least some traffic is above 0."""
     rest = (gpm.occupancy, gpm.tensor, gpm.dram, gpm.pcie, gpm.nvlink, gpm.engines)
     return _reads_zero(gpm) and not any(rest)
 
@@ -189,10 +195,10 @@ def _shows_work(gpm: Gpm, rules: ActivityRules) -> bool:
 
 
 def _work(cycle: Cycle, seen: Mapping[str, Observation], gpm: Gpm) -> list[str]:
-    """The witnesses of a board that show work although GPM shows none.
+    """Returns the witnesses of a board that show work while GPM reads 0.
 
-    Utilization and power show kernels, which GPM must see. Engines and links also work without kernels, so they
-    contradict GPM only if all of its values are 0, and links only if GPM reports the same traffic.
+    Utilization and power show kernels, which GPM must report. Engines and links also work without kernels. They
+    contradict GPM only if all of its values are 0; a link must also be among the values of GPM.
     """
     active = active_names(seen)
     names = [name for name in ("power",) if name in active]

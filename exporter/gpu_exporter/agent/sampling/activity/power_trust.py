@@ -1,16 +1,18 @@
-"""Decides whether a board's power is evidence: it is discarded if it cannot be true, or if it does not follow the load.
+"""Decides whether a board's power reading is evidence. Discards readings that are impossible or that do not follow the
+load.
 
-- More than ABSURD times the limit of the board: a driver fault of 2026 reported 588 W for minutes on a board of 35 W.
-- Frozen: equal to the milliwatt for half a minute, while the energy counter shows another mean, or, without an energy
-  counter, while the utilization moved by half. A board at rest or at a constant load may report equal values, and some
-  sensors change every ten seconds only, so equality alone proves nothing.
+- Impossible: more than ABSURD times the limit of the board. A driver fault of 2026 reported 588 W for minutes on a
+  board of 35 W.
+- Frozen: equal to the milliwatt for FROZEN_S, while the energy counter shows another mean; without an energy counter,
+  while the utilization moved by half. Equality alone proves nothing: a constant load gives equal values, and some
+  sensors change only every ten seconds.
 
-A discarded power is counted as implausible, and is neither published nor a witness. For the first minute the moment is
-unknown, since a valid power may come back. After that the other witnesses decide without it. A power that is discarded
-again within ten minutes costs no further minute.
+A discarded power is counted as implausible. It is not published, and is no witness. For the first PATIENCE_S the
+activity is unknown, because a valid power may come back. After that the other witnesses decide without power. Power
+that is discarded again within RECOVERED_S causes no second unknown time.
 
-Without a power limit (GB10, Jetson, many vGPUs), power cannot prove work, because nothing shows how much work would
-draw. But it can contradict a utilization of 0: see RestWithoutLimit.
+Without a power limit (GB10, Jetson, many vGPUs) power cannot prove work, because the power of work is unknown. But it
+can contradict a utilization of 0: see RestWithoutLimit.
 """
 
 from __future__ import annotations
@@ -26,25 +28,27 @@ PATIENCE_S, RECOVERED_S = 60.0, 600.0
 MOVED = 0.5  # of the utilization
 REACT_S = 5.0  # within this time power follows the load: NVML reports means over a second
 FROZEN_S = 30.0  # time over which the energy counter gives the mean power
-APART, APART_W = 0.25, 5.0  # a mean from energy that differs by more is another power: share of it, and watts
+APART, APART_W = 0.25, 5.0  # largest difference to the mean from energy: share of the mean, and watts
 MINUTE_S, HOUR_S, HOURS = 60.0, 3600.0, 24
 WORKING = 2.0  # times the rest; an H200 draws 79 W at rest and 122 W with an open context
 
 
 class PowerTrust:
-    """Reviews the power of one device, cycle by cycle. Not thread-safe: used by the device's one thread.
+    """Reviews the power of one device in each cycle. Not thread-safe: used by the device's one thread.
 
-    `note`: why the power is discarded now, for the rows of the GPU; "" if it is not.
+    `note`: why the power is discarded now, for the rows of the GPU; "" if it is valid.
     """
 
     def __init__(self) -> None:
         self.note = ""
-        self._discarded_at = self._doubted_at = -math.inf  # the last time, and the first time of this episode
+        self._discarded_at = self._doubted_at = -math.inf  # last and first discarded reading of this episode
         self._rest = RestWithoutLimit()
         self._frozen = FrozenPower()
 
     def review(self, cycle: Cycle, now: float) -> str:
-        """Discard the cycle's power if it is no evidence. Returns why the utilization is no evidence, "" if it is."""
+        """Discards the cycle's power if it is not evidence. Returns why the utilization is not
+        evidence, "" if it is.
+        """
         watts, limit = cycle.power_w, max(cycle.power_limit_w or 0.0, cycle.default_limit_w or 0.0)
         self.note = ""
         if watts is not None and limit and watts > ABSURD * limit:
@@ -80,7 +84,7 @@ class FrozenPower:
             self._low, self._high = math.inf, -math.inf
             self._energy = None if cycle.energy_j is None else (cycle.energy_j, cycle.energy_at)
             return False
-        # At the edge of a load the utilization, a mean of up to a second, still shows the time before.
+        # After a change of load, the utilization still shows the time before: it is a mean over up to a second.
         if ratio is not None and now - self._since >= REACT_S:
             self._low, self._high = min(self._low, ratio), max(self._high, ratio)
         if self._high - self._low >= MOVED:
@@ -93,7 +97,7 @@ class FrozenPower:
         return abs(mean_w - watts) > max(APART_W, APART * mean_w)
 
     def _mean(self, cycle: Cycle) -> float | None:
-        """Mean power since the value was first read, in watts. None without an energy counter that grows."""
+        """Returns the mean power since the value was first read, in watts, None without a growing energy counter."""
         if self._energy is None or cycle.energy_j is None:
             return None
         joules, span_s = cycle.energy_j - self._energy[0], cycle.energy_at - self._energy[1]
@@ -101,8 +105,10 @@ class FrozenPower:
 
 
 class RestWithoutLimit:
-    """Learns the power at rest of a board without a limit: the lowest mean of a minute in the last day, of the minutes
-    in which a context was open. A context alone raises the power of a board at rest.
+    """Learns the power at rest, in watts, of a board without a power limit.
+
+    It is the lowest mean of a minute in the last day. Only minutes with an open context count, because an open context
+    alone raises the power.
     """
 
     def __init__(self) -> None:
@@ -110,7 +116,7 @@ class RestWithoutLimit:
         self._minute, self._sum, self._count, self._is_open = -1, 0.0, 0, True
 
     def judge(self, cycle: Cycle, watts: float, now: float) -> str:
-        """Why a utilization of 0 is no evidence in this cycle, "" if it is."""
+        """Returns why a utilization of 0 is not evidence in this cycle, "" if it is."""
         self._learn(cycle, watts, now)
         rest = min(self._hours.values(), default=math.inf)
         busy = cycle.utilization is None or cycle.utilization or any(each.ratio for each in cycle.driver_samples)

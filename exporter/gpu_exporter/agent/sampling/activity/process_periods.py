@@ -1,9 +1,11 @@
-"""Reads the work of each process on a shared GPU, in consecutive periods. Each ends with the driver's newest sample.
+"""Reads the work of each process on a shared GPU in consecutive periods. Each period ends with the driver's newest
+sample.
 
 The driver reports each process's mean over its samples since a given time (nvmlDeviceGetProcessUtilization). This time
-is the stamp of the newest utilization entry that the last cycle read, so that both cover the same time. Implausible
-entries are discarded: once a process is a zombie, drivers list a hundred entries with pids that do not exist and shares
-of millions (Syllo/nvtop issue 110).
+is the stamp of the newest utilization entry of the last cycle, so that both cover the same time.
+
+Implausible entries are discarded: while a process is a zombie, drivers list a hundred entries with pids that do not
+exist and shares of millions (Syllo/nvtop issue 110).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from gpu_exporter.agent.devices.protocol import ProcessUtilization
 from gpu_exporter.common.model.readings import ProcessPeriod, ProcessShare
 
 LONGEST_S = 15.0  # how long the driver keeps per-process samples is not documented; its rings keep some 16 s
-LEAST = 0.005  # share of a listed process whose share rounds to 0, since it has worked; half of NVML's step
+LEAST = 0.005  # share of a process that worked, but whose share rounds to 0; half of NVML's step
 AHEAD_S = 1.0  # an entry may be stamped this much later than now: the longest sample period of a driver
 PID_MAX = 2**22  # of Linux (PID_MAX_LIMIT)
 UNSUPPORTED = "the driver reports no per-process utilization"
@@ -29,14 +31,14 @@ class ProcessPeriods:
         self._since: float | None = None  # wall
 
     def forget(self) -> None:
-        """Begin a new period at the next read, because the GPU is not shared or does not answer."""
+        """Begins a new period at the next read, because the GPU is not shared or does not answer."""
         self._since = None
 
     def read(self, cycle: Cycle, newest_wall: float, monotonic: float, wall: float) -> ProcessPeriod | None:
-        """The work of each process up to `newest_wall`. None for the first read, and if there is nothing new.
+        """Returns the work of each process up to `newest_wall`. None for the first read, and without a new entry.
 
-        `newest_wall`: Unix seconds of the newest known utilization entry of the device. `monotonic` and `wall`: the
-        present time by both clocks.
+        `newest_wall`: Unix seconds of the device's newest utilization entry. `monotonic`, `wall`: the present time by
+        both clocks.
         """
         since = self._since
         if since is None or newest_wall <= since - AHEAD_S:  # the wall clock was set back
@@ -61,7 +63,7 @@ class ProcessPeriods:
 
 
 def _by_process(entries: Sequence[ProcessUtilization], shift: float) -> tuple[ProcessShare, ...]:
-    """Make one share for each process: the mean of its entries, None if all of them are zeros."""
+    """Returns one share for each process: the mean of its entries, None if all entries are 0."""
     found: dict[int, list[ProcessUtilization]] = {}
     for entry in entries:
         found.setdefault(entry.pid, []).append(entry)

@@ -1,4 +1,4 @@
-"""Limits repeated log lines: the first is written at once, then one a minute with the number of repeats."""
+"""Limits repeated log lines: writes the first at once, then one a minute with the number of repeats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Repeats(Generic[T]):
         self._lines: dict[T, _Line] = {}
 
     def is_due(self, subject: T) -> bool:
-        """Whether to log this subject now. If not, the repeat is counted for the next line."""
+        """Returns whether to log this subject now. If not, the next line counts this repeat."""
         line = self._lines.get(subject)
         if line is not None:
             line.more += 1
@@ -40,7 +40,7 @@ class Repeats(Generic[T]):
         return True
 
     def take_due(self) -> list[tuple[T, int]]:
-        """The subjects to log again, with their numbers of repeats, if their last line is QUIET_S old."""
+        """Returns the subjects to log again, with their numbers of repeats. The last line of each is QUIET_S old."""
         now = self._clock.monotonic()
         old = [(subject, line) for subject, line in self._lines.items() if now - line.at >= QUIET_S]
         due: list[tuple[T, int]] = []

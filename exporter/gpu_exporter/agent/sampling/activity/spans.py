@@ -1,4 +1,4 @@
-"""Derives spans (times with known activity) from the driver's answers: the time covered, and whether the GPU worked.
+"""Derives spans (times with known activity) from the driver's answers.
 
 A utilization of 0 alone does not count as idle. Every other readable witness (engines, GPM, traffic, power) must show
 no activity at the same time.
@@ -37,14 +37,14 @@ from gpu_exporter.common.model.units import UnitId
 log = logging.getLogger(__name__)
 RING_ASK_S = 10.0  # how often all entries of a short ring are requested again: the ring may just have been emptied
 RING_LAG_MAX_S = 2.0  # a ring whose newest entry is older is read at the short interval
-RING_PATIENCE_S = 30.0  # how long a silent ring is waited for: it keeps some 20 s and may deliver late
+RING_PATIENCE_S = 30.0  # how long to wait for a silent ring: it keeps some 20 s and may deliver late
 
 
 def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, witnesses: Witnesses) -> Activity:
-    """Activity of a MIG instance over the GPM window that ended at `at`. Only GPM reports it.
+    """Returns the activity of a MIG instance over the GPM window that ended at `at`. Only GPM reports it.
 
-    All instances may share `witnesses`, because a reading of GPM itself compares two moments. Between cycles, the
-    witnesses keep only the lowest traffic over a link, and the value of the quietest instance is valid for all.
+    All instances may share `witnesses`: a GPM reading covers its own window. Between cycles, the witnesses keep only
+    the lowest traffic of a link, and the value of the quietest instance is valid for all.
     """
     seen = witnesses.observe(Moment(gpm, is_instance=True))
     active = active_names(seen)
@@ -54,7 +54,7 @@ def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, w
     is_unclear = gpm.missing or UNKNOWN in seen.values()
     if known and (ratio or active or not is_unclear):
         spans = (Span(at - gpm.span_s, at, ratio, () if ratio else active),)
-    elif active:  # a sign of activity that covers no time, but ends idle runs
+    elif active:  # activity without a known time: it ends idle runs
         spans = (Span(at, at, ratio, active),)
     return Activity(unit, spans, len(seen) if gpm.graphics is not None else 0)
 
@@ -63,7 +63,7 @@ class ActivityReader:
     """Converts the cycles of one device into spans."""
 
     def __init__(self, unit: UnitId, rules: ActivityRules, rest_w: float | None = None) -> None:
-        """`rest_w`: the power of the GPU at rest, if it is known from before (watts)."""
+        """`rest_w`: the GPU's power at rest in watts, None if unknown."""
         self._unit = unit
         self._rules = rules
         self._max_gap = rules.gap_intervals * rules.interval_s
@@ -80,11 +80,11 @@ class ActivityReader:
         self._was_covered = False
         self._track = Track()
         self.interval_s = rules.interval_s
-        """how long the next cycle may wait without loss for any witness"""
+        """seconds until the next cycle, short enough that no witness loses data"""
 
     @property
     def samples_since(self) -> Mapping[str, float]:
-        """For each ring buffer of the driver, the stamp of the newest entry read so far (Unix seconds).
+        """The stamp of the newest entry read so far (Unix seconds), for each ring buffer of the driver.
 
         Empty to request all entries.
         """
@@ -93,15 +93,17 @@ class ActivityReader:
         return {name: ring.newest_wall for name, ring in ((UTILIZATION, self._ring), *self._engines)}
 
     def newest_wall(self, monotonic: float) -> float | None:
-        """The stamp of the newest utilization entry in the driver's ring (Unix seconds). None without a ring."""
+        """Returns the stamp of the newest utilization entry in the driver's ring (Unix seconds). None
+        without a ring.
+        """
         return self._ring.newest_wall if self._has_ring(monotonic) else None
 
     def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
-        """Activity of the whole GPU, None if nothing reports it (MIG mode, or every call failed).
+        """Returns the activity of the whole GPU. None if nothing reports it (MIG mode, or every call failed).
 
-        GPM readings that the other witnesses contradict are removed from the cycle.
+        Removes GPM readings from the cycle that contradict the other witnesses.
         """
-        # The first witness was read when the cycle began: its quiet covers no later time.
+        # The first witness was read when the cycle began. If it was quiet, this proves nothing about later time.
         watched_until = monotonic if cycle.begin is None else cycle.begin
         previous, self._last_monotonic = self._last_monotonic, watched_until
         self._note_absence(previous, watched_until)
@@ -121,7 +123,7 @@ class ActivityReader:
             self._ring.restart(wall)
             spans: tuple[Span, ...] = ()
         else:
-            # Entries stamped later are read again in the next cycle, when their time has been watched.
+            # Entries with later stamps are read again in the next cycle, when the witnesses cover their time.
             spans = self._read_ring(cycle, watched_until, wall_watched)
         self._choose_interval(monotonic, wall, covered=covers and known and not cycle.instances)
         if self._ring.answered:
@@ -135,7 +137,7 @@ class ActivityReader:
         reported = cycle.utilization is not None or bool(cycle.driver_samples)
         alive = active or worked or ((UTILIZATION,) if cycle.utilization or self._ring.contradicted else ())
         if alive and not any(_is_active(span) for span in spans):
-            # A sign of activity that covers no time: a span without length books nothing, but ends idle runs.
+            # Activity without a known time: a span without length adds no time, but ends idle runs.
             spans = (*spans, Span(monotonic, monotonic, cycle.utilization or 0.0, alive))
         if not reported and not spans:
             return None
@@ -143,11 +145,15 @@ class ActivityReader:
 
     @staticmethod
     def _count(seen: Mapping[str, Observation]) -> int:
-        """How many witnesses beside utilization can see computation. An engine for video or images only contradicts."""
+        """Returns the number of witnesses that can see computation. Media engines do not count: they can only
+        contradict.
+        """
         return sum(name not in ENGINES and observation is not UNKNOWN for name, observation in seen.items())
 
     def _read_ring(self, cycle: Cycle, until: float, wall: float) -> tuple[Span, ...]:
-        """The spans of the driver's ring buffer up to `until` (monotonic seconds, the same moment as `wall`)."""
+        """Returns the spans of the driver's ring buffer up to `until` (monotonic seconds, the same
+        moment as `wall`).
+        """
         spans = self._ring.read(cycle.driver_samples, until, wall)
         if not cycle.utilization:
             return spans
@@ -155,13 +161,13 @@ class ActivityReader:
         return agreeing(entries, cycle.utilization_at, self._longest())
 
     def _longest(self) -> float:
-        """The longest time that one utilization value of the driver may cover, in seconds."""
+        """Returns the most seconds that one utilization value of the driver may cover."""
         return LATENESS * self._rules.driver_period_max_s
 
     def _choose_interval(self, now: float, wall: float, *, covered: bool) -> None:
-        """Choose the time until the next cycle. It is longer if the driver's rings covered the last two cycles.
+        """Chooses the seconds until the next cycle. They are more if the driver's rings covered the last two cycles.
 
-        It is at most half of the time for which the rings keep their entries.
+        The interval is at most half of the time for which the rings keep their entries.
         """
         rules, rings = self._rules, [self._ring, *(ring for _, ring in self._engines)]
         covered &= all(ring.is_gapless and ring.newest_wall > wall - RING_LAG_MAX_S for ring in rings)
@@ -176,16 +182,16 @@ class ActivityReader:
     def _note_watch(
         self, previous: float, until: float, read_at: float, active: tuple[str, ...], *, known: bool, covers: bool
     ) -> None:
-        """Remember whether the witnesses were active since the last cycle. They were read from `until` to `read_at`.
+        """Records whether the witnesses were active since the last cycle. They were read from `until` to `read_at`.
 
-        Quiet witnesses prove only the time that each of them covers. This time ends at the first read. If the driver's
-        ring buffers and sums cover the whole time (`covers`), it begins at the last cycle. Otherwise it begins one
-        period of the driver before the last read, because the utilization of an engine covers no more. An active
-        witness may have been active at any moment up to the last read.
+        - Quiet witnesses prove only the time that every one of them covers. It ends at the first read. It begins at the
+          last cycle if the driver's ring buffers and sums cover the whole time (`covers`). Otherwise it begins one
+          driver period before the last read, because the utilization of an engine covers no more.
+        - An active witness may have been active at any moment up to the last read.
         """
         if known and not active:
             seen_s = self._longest()
-            # The rings keep twice the interval. At a site that reads less often, sums are too coarse as a proof.
+            # The rings keep twice the interval. If a site reads less often, sums are too coarse as a proof.
             if covers and read_at - previous <= 2 * min(self.interval_s, self._rules.interval_max_s):
                 seen_s = read_at - previous
             self._track.note(WitnessPeriod(max(previous, read_at - seen_s), until, active, known))
@@ -193,21 +199,21 @@ class ActivityReader:
             self._track.note(WitnessPeriod(previous, read_at, active, known))
 
     def _entries(self, span: Span) -> Iterable[Span]:
-        """Split a span of several ring entries into these entries. All have the same length."""
+        """Splits a span of several ring entries into these entries. All have the same length."""
         return (span,) if span.ratio > 0.0 else pieces(span, LATENESS * self._ring.period_s)
 
     def _judge_run(self, span: Span) -> Iterable[Span]:
-        """Judge a span of several ring entries as a whole if it is idle, otherwise entry by entry."""
+        """Judges a span of several ring entries: as a whole if it is idle, otherwise entry by entry."""
         whole = self._judge(span)
         if whole is not None and not whole.other:
             return (whole,)
         return [judged for entry in self._entries(span) if (judged := self._judge(entry)) is not None]
 
     def _judge(self, span: Span) -> Span | None:
-        """Judge a span without utilization by the other witnesses. A span with utilization remains unchanged.
+        """Judges a span without utilization by the other witnesses. A span with utilization remains unchanged.
 
-        If a witness was active in the span, it becomes other activity. None (unknown) if the witnesses did not cover
-        all of it.
+        If a witness was active in the span, the span gets that witness in `other`. None (unknown) if the witnesses did
+        not cover the whole span.
         """
         if span.ratio > 0.0 or span.end <= span.start:
             return span
@@ -220,13 +226,13 @@ class ActivityReader:
         return None if unknown else span
 
     def _note_absence(self, previous: float | None, now: float) -> None:
-        """Shift the time of the ring's last answer by a pause in sampling, so the ring does not count as silent."""
+        """Adds a pause in sampling to the time of the ring's last answer. The ring then does not count as silent."""
         if previous is None or self._last_samples_monotonic is None or now - previous <= self._max_gap:
             return
         self._last_samples_monotonic += now - previous
 
     def _note_offset(self, offset: float) -> bool:
-        """Whether the wall clock has jumped since the last cycle (against the monotonic clock). Logs the jump."""
+        """Returns whether the wall clock jumped against the monotonic clock since the last cycle. Logs the jump."""
         previous, self._offset = self._offset, offset
         step = 0.0 if previous is None else offset - previous
         if abs(step) <= WALL_STEP_S:
@@ -241,12 +247,14 @@ class ActivityReader:
         return True
 
     def _covers_gap(self, previous: float | None, monotonic: float) -> bool:
-        """Whether the utilization value that the driver reports now may cover the time since the last cycle."""
+        """Returns whether the driver's present utilization value may cover the time since the last cycle."""
         near = previous is not None and monotonic - previous <= self._max_gap
         return near and not self._has_ring(monotonic)
 
     def _has_ring(self, monotonic: float) -> bool:
-        """Whether the driver's ring buffer has answered recently, so that it is worth waiting for the next entries."""
+        """Returns whether the driver's ring buffer has answered recently. If so, its next entries are worth waiting
+        for.
+        """
         last = self._last_samples_monotonic
         return last is not None and monotonic - last <= max(RING_PATIENCE_S, self._max_gap)
 

@@ -1,8 +1,7 @@
 """The witnesses: signals of activity beside utilization (engines, GPM, traffic, power). A new witness is one class.
 
-Each witness object belongs to one unit, and keeps the values of earlier cycles that it needs. Whole GPUs and MIG
-instances have the same witnesses; a witness that a unit does not support is absent. spans.py judges utilization itself,
-because a utilization value covers a time.
+Each witness object belongs to one unit, and keeps the values of earlier cycles that it needs. GPUs and MIG instances
+use the same classes. spans.py judges utilization itself, because a utilization value covers a time.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Observation(enum.Enum):
 
     ACTIVE = "active"
     QUIET = "quiet"
-    UNKNOWN = "unknown"  # supported, but unknown until the next cycle: then quiet witnesses prove nothing
+    UNKNOWN = "unknown"  # supported, but unknown in this cycle; other quiet witnesses then prove nothing
     ABSENT = "absent"  # this unit does not support the witness, or it has never answered
 
 
@@ -30,9 +29,9 @@ ACTIVE, QUIET, UNKNOWN, ABSENT = Observation
 
 
 class Moment(NamedTuple):
-    """The input of the witnesses: a unit's values of one cycle. Traffic and energy are counters of the driver.
+    """A unit's values of one cycle, the input of the witnesses. Traffic and energy are counters of the driver.
 
-    `is_instance`: the unit is a MIG instance, which only GPM reports.
+    `is_instance`: the unit is a MIG instance, for which only GPM has values.
     """
 
     gpm: Gpm | None = None
@@ -52,16 +51,17 @@ FACTS = tuple(name for name in Moment._fields if name != "is_instance")  # field
 
 
 def moment_of(cycle: Cycle) -> Moment:
-    """The values of one cycle of the whole GPU."""
+    """Returns the values of one cycle of the whole GPU."""
     return Moment(**{name: getattr(cycle, name) for name in FACTS})
 
 
 class ActivityRules(NamedTuple):
     """Settings for judging activity, see defaults.yaml.
 
-    `interval_s`: the sampling interval. `interval_max_s`: the interval for a device whose driver buffers all activity
-    between two cycles. `driver_period_max_s`: the longest time that one utilization value of the driver covers. NVML
-    documents a sample period of 1/6 to 1 s (nvmlUtilization_t).
+    - `interval_s`: the sampling interval.
+    - `interval_max_s`: the interval for a device whose driver buffers all activity between two cycles.
+    - `driver_period_max_s`: the most seconds that one utilization value of the driver covers. NVML documents a sample
+      period of 1/6 to 1 s (nvmlUtilization_t).
     """
 
     interval_s: float
@@ -77,28 +77,27 @@ class ActivityRules(NamedTuple):
 
 
 class PowerFloor:
-    """Learns the power of the GPU at rest (the floor), and decides whether a power is clearly above it.
+    """Learns the power of the GPU at rest (the floor), in watts. Decides whether a power is clearly above it.
 
-    The floor never rises, so that long work is not mistaken for rest. It is the lowest median of three consecutive
-    readings. If it were the lowest reading, one wrong value would lower it for good, and the GPU would never count as
-    idle.
+    The floor is the lowest median of three consecutive readings: a single wrong reading would lower it for good, and
+    the GPU would never count as idle. The floor never rises, because a rise may be long work.
     """
 
     READINGS = 3
     LEAST = 0.5  # of the floor: a power below this is a wrong reading, until a median shows that the floor was too high
 
     def __init__(self, rules: ActivityRules, rest_w: float | None = None) -> None:
-        """`rest_w`: the power at rest, if it is known from before. Without it, a GPU that works at the start of the
-        exporter teaches its working power.
+        """`rest_w`: the power at rest in watts, if known. Without it, the floor is too high if the GPU works during the
+        exporter's start.
         """
         self._rules = rules
         self._recent: deque[float] = deque(maxlen=self.READINGS)
         self._floor = float("inf") if rest_w is None else rest_w
 
     def is_active(self, power_w: float, limit_w: float) -> bool | None:
-        """Whether `power_w` is clearly above the floor. None if it is so far below the floor that it is implausible.
+        """Returns whether `power_w` is clearly above the floor. None if it is implausibly far below the floor.
 
-        Clearly means by more than power_active_step, a share of the range from the floor to the limit.
+        Clearly above: by more than power_active_step, a share of the range from the floor to the limit.
         """
         self._recent.append(power_w)
         if len(self._recent) == self.READINGS:
@@ -112,16 +111,16 @@ class PowerFloor:
 
 
 class TrafficRate:
-    """Bytes per second from counters of the driver that may wrap."""
+    """Converts the driver's traffic counters, which may wrap, to bytes per second."""
 
     def __init__(self) -> None:
         self._last: tuple[float, Traffic] | None = None
 
     span_s = 0.0
-    """length of the last step"""
+    """seconds between the last two calls of `step`"""
 
     def step(self, traffic: Traffic | None, at: float) -> float | None:
-        """The mean bytes per second since the last call, both directions together. None if unknown."""
+        """Returns the mean bytes per second of both directions together since the last call. None if unknown."""
         last, self._last = self._last, None if traffic is None else (at, traffic)
         if last is None or traffic is None or at <= last[0]:
             return None
@@ -130,7 +129,7 @@ class TrafficRate:
 
 
 def in_one_second(mean: float, span_s: float) -> float:
-    """The `mean` of a time of `span_s` seconds, converted as if all of its work was done in one second.
+    """Returns the mean rate as if all work of `span_s` seconds had been done in one second.
 
     A long time between two cycles lowers the mean of short work. Such work must not fall below a limit because of that.
     """
@@ -138,11 +137,10 @@ def in_one_second(mean: float, span_s: float) -> float:
 
 
 class Witness(Protocol):
-    """One witness of one unit. `name` is its label value in gpu_other_activity_seconds_total.
+    """One witness of one unit. `name`: its label value in gpu_other_activity_seconds_total.
 
-    `is_moment`: whether the last observation covers only a moment. Work may then begin and end between two
-    observations. So the GPU is read every second, unless a ring buffer of the driver with the same name covers the
-    time.
+    `is_moment`: the last observation covers only a moment, and may miss work between two observations. The GPU is then
+    read every second, unless a ring buffer of the driver with the same name covers the time.
     """
 
     name: str
@@ -151,11 +149,11 @@ class Witness(Protocol):
     def is_moment(self) -> bool: ...
 
     def observe(self, moment: Moment) -> Observation:
-        """Judge this cycle's values. Call it once in every cycle, in order of time."""
+        """Judges this cycle's values. Call it once in every cycle, in order of time."""
 
 
 class Engine:
-    """A video, JPEG or optical-flow engine, which NVML reports by a call of its own."""
+    """A video, JPEG or optical-flow engine, which has its own NVML call."""
 
     is_moment = True
 
@@ -170,9 +168,9 @@ class Engine:
 class GpmRatio:
     """One ratio of GPM, over the whole time since the last cycle.
 
-    `of_gpus`: whether the ratio is also a witness for whole GPUs, which have other witnesses than GPM. Their memory
-    ratio can remain above the limit although the memory is not in use (NVIDIA/DCGM#65), so such a GPU would never be
-    idle.
+    `of_gpus`: the ratio is also a witness for whole GPUs, not only for MIG instances. The memory ratio of a whole GPU
+    may remain above the limit while the memory is not in use (NVIDIA/DCGM#65); the GPU would never be idle. Whole GPUs
+    have other witnesses.
     """
 
     is_moment = False
@@ -181,7 +179,7 @@ class GpmRatio:
         self.name = f"gpm_{ratio}"
         self._of_gpus = of_gpus
         self._ratio = ratio
-        # At rest SM activity is exactly 0 (an H200 in 216 windows), so less of it proves work than of the others.
+        # At rest SM activity is exactly 0 (an H200 in 216 windows), so its limit is lower than that of other ratios.
         self._floor = rules.gpm_sm_idle_max_ratio if ratio == "sm" else rules.gpm_idle_max_ratio
 
     def observe(self, moment: Moment) -> Observation:
@@ -194,12 +192,13 @@ class GpmRatio:
 
 
 class TrafficAtRest:
-    """Learns the traffic of a link at rest, in bytes per second: `rate`, None until known.
+    """Learns the traffic of a link at rest. `rate`: bytes per second, None until known.
 
-    Only short readings of about a second are used, because a longer one may hide a burst. The first rate is the third
-    lowest of ten short readings in a row that do not count as work. After that, the rate only falls. If a long cycle
-    has more traffic, the cause is work or another monitor that has started. Then ten short readings are needed again
-    (`is_wanted`), and their rate replaces the old one.
+    - Only readings of about a second are used, because a longer reading may hide a burst.
+    - The first rate is the third lowest of ten short readings in a row that do not count as work. After that, the rate
+      only falls.
+    - If a long cycle has more traffic, the cause is work, or another monitor that has started. Ten new short readings
+      are then needed (`is_wanted`), and their rate replaces the old one.
     """
 
     READINGS, CHOSEN = 10, 2  # a few of the ten may be low because a counter was late
@@ -211,7 +210,7 @@ class TrafficAtRest:
         self._short: deque[float] = deque(maxlen=self.READINGS)
 
     def learn(self, rate: float, span_s: float) -> None:
-        """Learn from the mean rate of one cycle. The caller passes only rates that do not count as work."""
+        """Learns from the mean rate of one cycle. The caller passes only rates that do not count as work."""
         if span_s > self.SHORT_S:
             self._short.clear()
             if self.rate is not None:
@@ -224,17 +223,17 @@ class TrafficAtRest:
             self.is_wanted = False
 
     def interrupt(self) -> None:
-        """The link worked: readings around it teach nothing."""
+        """Discards the short readings, because the link worked."""
         self._short.clear()
 
 
 class LinkTraffic:
-    """Traffic over PCIe or NVLink: the higher of the driver's counters and GPM, because a counter may have wrapped.
+    """Traffic over PCIe or NVLink, in bytes per second. The driver's counters and GPM are judged separately.
 
-    A link at rest has traffic too, because reading the GPU moves bytes: 2 to 7 MB/s over the PCIe link of an H200. A
-    long cycle is judged as if all of its traffic had moved in one second. With the traffic at rest, such a GPU would
-    never be idle, so only the traffic above it counts. If that exceeds the limit but the mean does not, the next cycles
-    are short.
+    A long cycle is judged as if all of its traffic had moved in one second. A link at rest has traffic too, because
+    reading the GPU moves bytes: 2 to 7 MB/s over the PCIe link of an H200. Only the traffic above this rest counts,
+    because otherwise the GPU would never be idle. If it exceeds the limit but the mean does not, the next cycles are
+    short.
     """
 
     def __init__(self, name: str, floor: float) -> None:
@@ -276,7 +275,9 @@ class LinkTraffic:
 
 
 class Power:
-    """The GPU's power: active if it is clearly above the power at rest, now or as the mean since the last cycle."""
+    """The GPU's power. It shows activity if it is clearly above the power at rest, now or as the mean since the last
+    cycle.
+    """
 
     name = "power"
 
@@ -293,7 +294,7 @@ class Power:
         return UNKNOWN if is_active is None else ACTIVE if is_active else QUIET
 
     def _highest(self, moment: Moment) -> float | None:
-        """The present power in watts, or the mean power since the last cycle if that is higher.
+        """Returns the higher of the present power and the mean power since the last cycle, in watts.
 
         The mean also shows work that ended before this reading. Before Ampere and on GA100, the present power is only a
         momentary value.
@@ -329,7 +330,7 @@ class Witnesses:
         self._all = tuple(Power(rules, rest_w) if make is Power else make(rules) for make in REGISTRY)
 
     def observe(self, moment: Moment) -> dict[str, Observation]:
-        """The observations of the witnesses that this unit supports, by name."""
+        """Returns the observations of the witnesses that this unit supports, by name."""
         seen: dict[str, Observation] = {}
         for witness in self._all:
             observation = witness.observe(moment)
@@ -338,10 +339,10 @@ class Witnesses:
         return seen
 
     def momentary(self, seen: Mapping[str, Observation]) -> set[str]:
-        """The names of the witnesses in `seen` whose last observation covers only a moment (`is_moment`)."""
+        """Returns the names of the witnesses in `seen` whose last observation covers only a moment (`is_moment`)."""
         return {witness.name for witness in self._all if witness.is_moment and witness.name in seen}
 
 
 def active_names(seen: Mapping[str, Observation]) -> tuple[str, ...]:
-    """The witnesses that saw activity."""
+    """Returns the names of the witnesses that observed activity."""
     return tuple([name for name, observation in seen.items() if observation is ACTIVE])
