@@ -1,1 +1,1 @@
-"""Reads the GPUs at intervals: one thread and one deadline per GPU. Each reading becomes an immutable snapshot."""
+"""Reads the GPUs at intervals, each with its own thread and deadline. Makes each reading an immutable snapshot."""

@@ -1,7 +1,7 @@
-"""Opens and closes the driver. Its state, from absent to replaced, follows one table of transitions.
+"""Opens and closes the driver. One table of transitions defines its states.
 
-A thread that queries the driver may hang in a call. So every state is visible from other threads, and a release that is
-requested during a call is carried out when the call ends.
+A thread that calls the driver may hang. Other threads can therefore read every state. A release that is requested
+during a call happens when the call ends.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SILENT = "the driver does not answer"
 class DriverState(enum.Enum):
     """The states of the driver."""
 
-    ABSENT = "absent"  # not opened yet, or the last attempt failed: it is retried
+    ABSENT = "absent"  # not opened yet, or the last attempt failed; the exporter retries
     OPENING = "opening"  # being opened, or queried for its list again
     OPEN = "open"
-    RELEASING = "releasing"  # to be closed on request, while a thread may still be inside a call
-    RELEASED = "released"  # closed on request, until it may be opened again
-    REPLACED = "replaced"  # another version was loaded while it was open: only a new process can continue
+    RELEASING = "releasing"  # a close was requested, but a thread may still be inside a call
+    RELEASED = "released"  # closed on request, until a request to open it again
+    REPLACED = "replaced"  # another version was loaded while it was open: the exporter must restart
 
 
 class DriverEvent(enum.Enum):
@@ -64,15 +64,16 @@ TRANSITIONS: Mapping[tuple[DriverState, DriverEvent], DriverState] = {
 
 
 def transition(state: DriverState, event: DriverEvent) -> DriverState:
-    """The state after `event`. If the table does not list the pair, the state stays the same."""
+    """Returns the state after `event`. A pair that TRANSITIONS lacks changes nothing."""
     return TRANSITIONS.get((state, event), state)
 
 
 class Position(NamedTuple):
     """One position in the driver's list of GPUs.
 
-    `identity`: None while the GPU's name cannot be read; `error` is the reason. `hung`: a call has exceeded its
-    deadline. `snapshot`: None before the first reading has ended.
+    - `identity`: None while the GPU's identity cannot be read; `error` is the reason.
+    - `snapshot`: None before the first reading has ended.
+    - `hung`: a driver call has exceeded its deadline.
     """
 
     identity: DeviceIdentity | None = None
@@ -86,9 +87,11 @@ class Position(NamedTuple):
 
 
 class DriverView(NamedTuple):
-    """The driver's results so far. `error`: why there is no GPU data, "" while there is data.
+    """The driver's results so far.
 
-    `complete`: the driver was queried, and each of its GPUs was read or hangs. Before that, no GPU counts as missing.
+    - `error`: why there is no GPU data, "" while there is data.
+    - `complete`: the driver was queried, and each of its GPUs was read or hangs. Before that, no GPU counts as missing.
+    - `released`: the driver was released on request.
     """
 
     positions: Mapping[int, Position]
@@ -98,10 +101,15 @@ class DriverView(NamedTuple):
 
 
 class Driver:
-    """Opens, lists and closes one backend. `ask` and `close` may be called by one thread at a time, the rest by any."""
+    """Opens, lists and closes one backend.
+
+    Only one thread at a time may call `ask` and `close`. Any thread may call the other methods.
+    """
 
     def __init__(self, backend: Backend, clock: Clock, deadline_s: float, expects_gpus: Callable[[], bool]) -> None:
-        """`deadline_s`: how long one call may take. `expects_gpus`: whether this host should have GPUs, for the log."""
+        """`deadline_s`: a longer call counts as hanging. `expects_gpus`: returns whether this host should have GPUs,
+        for the log.
+        """
         self.state = DriverState.ABSENT
         self.asked = threading.Event()  # queried since the start or the last release, with or without success
         self.replaced = threading.Event()
@@ -117,7 +125,7 @@ class Driver:
         self._has_listed = False  # it has listed GPUs since this process started
 
     def ask(self) -> int | None:
-        """Open the driver, or query it again. Returns the number of GPUs in its list, None if it is not open."""
+        """Opens the driver, or queries it again. Returns the number of GPUs in its list, None if it is not open."""
         if self._step(DriverEvent.ASK) is not DriverState.OPENING:
             return None
         self._asking_since = self._clock.monotonic()
@@ -141,7 +149,7 @@ class Driver:
         self._step(DriverEvent.RELEASE)
 
     def take(self) -> None:
-        """Allow the driver to be opened again. Until it is open, nothing is known about its GPUs."""
+        """Allows the driver to be opened again. Its GPUs are unknown until then."""
         if self.is_released:
             log.info("the driver is opened again")
             self._error = NOT_ASKED
@@ -149,14 +157,14 @@ class Driver:
         self._step(DriverEvent.TAKE)
 
     def close(self) -> None:
-        """Close the driver; no thread may be inside a call any more."""
+        """Closes the driver. No thread may be inside a driver call."""
         if self._touched:
             self._touched = False
             self._backend.close()
         self._step(DriverEvent.CLOSED)
 
     def note_replaced(self, reason: str) -> None:
-        """Note that, as errors show, the library no longer matches the loaded driver."""
+        """Records that the library no longer matches the loaded driver. `reason`: the error that shows this."""
         if not self.replaced.is_set():
             self._error = f"the driver was replaced while this process used it: {reason}"
             log.error("%s", self._error)
@@ -209,7 +217,7 @@ class Driver:
 
 
 def warn_of_persistence(off: int) -> tuple[str, ...]:
-    """Warn if `off` GPUs have no persistence mode: each first open initialises them, which takes seconds."""
+    """Returns a warning if `off` GPUs, above 0, have persistence mode off."""
     if not off:
         return ()
     return (

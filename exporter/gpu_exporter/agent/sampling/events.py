@@ -1,4 +1,4 @@
-"""Counts XIDs (the driver's error codes): a thread waits for the driver's events."""
+"""Counts XIDs (the driver's error codes). A thread waits for the driver's events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class XidBook:
         self._event_at: dict[XidEvent, float] = {}  # when the driver last raised it, monotonic
 
     def watch(self, uuid: str) -> None:
-        """Note that XIDs of this GPU arrive from now on. Without XIDs, its count is then 0 and no longer unknown."""
+        """Records that XIDs of this GPU arrive from now on. Without XIDs, its count is then 0 instead of unknown."""
         with self._lock:
             self._codes.setdefault(uuid, {})
 
@@ -44,7 +44,9 @@ class XidBook:
                 self._event_at[event] = monotonic
 
     def count_line(self, event: XidEvent, wall: float, since: float) -> bool:
-        """Count an XID from the kernel's log, unless the driver has reported it since `since` (monotonic seconds)."""
+        """Counts an XID from the kernel's log, unless the driver raised it since `since` (monotonic seconds). Returns
+        whether it was counted.
+        """
         raised = event._replace(severity="")
         with self._lock:
             return self._event_at.get(raised, -math.inf) < since and self._add(event, wall)
@@ -61,7 +63,7 @@ class XidBook:
         return True
 
     def counts(self, uuid: str) -> XidCounts | None:
-        """The counts of a GPU, None if its events never arrived here."""
+        """Returns the counts of a GPU, None if its XIDs do not arrive here."""
         with self._lock:
             codes = self._codes.get(uuid)
             if codes is None:
@@ -70,7 +72,7 @@ class XidBook:
 
 
 class NoGpuAnswers(Exception):
-    """The exporter did not register for events, because there is no GPU to register."""
+    """No GPU answers, so the exporter cannot register for events."""
 
     def __init__(self) -> None:
         super().__init__("no GPU answers, so the exporter cannot register for XID events")
@@ -120,7 +122,7 @@ class EventLoop(Worker):
         self.task.rest()
 
     def _listen(self, watch: EventWatch, begin: float) -> None:
-        """Count events until a stop is requested, the driver fails, or failed registrations must be retried."""
+        """Counts events until a stop is requested, the driver fails, or failed registrations must be retried."""
         while not self._stop.is_set():
             if not watch.complete and self._clock.monotonic() - begin > RETRY_S:
                 return
@@ -137,11 +139,11 @@ class EventLoop(Worker):
                     log.warning("%s, %d times since this was last logged", _describe(repeated), times)
 
     def _drain(self, watch: EventWatch) -> None:
-        """Count the events that the driver still has in its queue. They would be lost when the registration ends."""
+        """Counts the events that are still in the driver's queue. The end of the registration would lose them."""
         try:
             while (event := watch.wait(0.0)) is not None:
                 self._count(event)
-        except Exception as exc:  # the registration is given up in any case
+        except Exception as exc:  # the registration ends in any case
             self._note_bug(exc)
             log.debug("cannot read the queued events: %s", exc)
 

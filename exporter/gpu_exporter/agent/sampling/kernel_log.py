@@ -1,4 +1,4 @@
-"""Counts XIDs from the kernel's log for which the driver raises no event, in a thread."""
+"""Counts XIDs from the kernel's log for which the driver raises no event, in a separate thread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STRANGERS_MAX = 100  # addresses without a known GPU that are logged
 
 
 class _WaitingReport(NamedTuple):
-    """The report of a line, and when the line was read."""
+    """The report of a line in the kernel's log, and when the line was read (monotonic and Unix seconds)."""
 
     report: Report
     monotonic: float
@@ -80,7 +80,7 @@ class KernelLogLoop(Worker):
             self._clock.wait(self._stop, RETRY_S)
 
     def _follow(self, kernel_log: KernelLog) -> None:
-        """Follow the log until a stop is requested. Raises OSError if the log can no longer be read."""
+        """Reads the log until a stop is requested. Raises OSError if the log can no longer be read."""
         with contextlib.suppress(OSError):  # a pipe has no past records
             self._note(kernel_log.read_past())
         while not self._stop.is_set():
@@ -89,7 +89,7 @@ class KernelLogLoop(Worker):
                 self._clock.wait(self._stop, LOOK_S)
 
     def look(self, kernel_log: KernelLog) -> bool:
-        """Read new lines, and count those that have waited long enough. Returns whether more lines may follow.
+        """Reads new lines, and counts the XIDs that have waited SAME_S. Returns whether more lines may follow.
 
         Raises OSError.
         """
@@ -136,7 +136,7 @@ class KernelLogLoop(Worker):
             self._changed()
 
     def _is_told_twice(self, entry: _WaitingReport) -> bool:
-        """Whether another line reports the same XID at most SAME_S before or after this one."""
+        """Returns whether another line reports the same XID at most SAME_S before or after this line."""
         line = entry.report.line
         if entry.monotonic - self._counted.get(line, -math.inf) <= SAME_S:
             return True

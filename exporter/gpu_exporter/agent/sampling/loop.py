@@ -1,8 +1,8 @@
-"""Samples the GPUs: one daemon thread per GPU, each with its own deadline.
+"""Samples the GPUs with one daemon thread for each GPU. Each thread has its own deadline.
 
-A thread that hangs inside the driver is marked hung and never replaced: a new thread would hang again, and threads
-would pile up. The old values of its GPU are no longer published; the other GPUs continue. The thread also finds its
-GPU, so a GPU that hangs or fails at its start does not delay any other GPU.
+A thread that hangs in the driver is reported as hung, and is never replaced: a new thread would hang too, and threads
+would accumulate. The exporter then stops publishing the values of this GPU. Other GPUs are not affected. The thread
+also finds its GPU, so that a GPU that hangs or fails at its start delays no other GPU.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ FIND_RETRY_S = 5.0  # how often the thread looks for a GPU that was not found or
 class LoopEvents(NamedTuple):
     """The callbacks of a loop.
 
-    `deliver`: called with each snapshot. `driver_changed`: called with the reason; then the loop ends. `first_cycle`:
-    called once, after the first cycle has ended with or without success.
+    - `deliver`: called with each snapshot.
+    - `driver_changed`: called with the reason; the loop then ends.
+    - `first_cycle`: called once, after the first cycle has ended, even if it failed.
     """
 
     deliver: Callable[[DeviceSnapshot], None]
@@ -39,7 +40,7 @@ class LoopEvents(NamedTuple):
 class DeviceLoop(Worker):
     """Samples the GPU at one position of the driver's list until stopped, and delivers each snapshot.
 
-    `interval_s`: seconds between two cycles; the device may allow a longer time.
+    `interval_s`: seconds between two cycles; the sampler may allow more.
     """
 
     def __init__(
@@ -73,11 +74,11 @@ class DeviceLoop(Worker):
 
     @property
     def interval_s(self) -> float:
-        """The present seconds between two cycles, as the device allows."""
+        """The present seconds between two cycles, as the sampler allows."""
         return self.sampler.interval_s if self.sampler is not None else self._interval_s
 
     def is_hung(self) -> bool:
-        """Whether a cycle has exceeded its deadline, and no later cycle has ended in time."""
+        """Returns whether a cycle has exceeded its deadline, and no later cycle has ended in time."""
         start = self._cycle_start
         return self._was_slow or (start is not None and self._clock.monotonic() - start > self._deadline_s)
 
@@ -100,7 +101,7 @@ class DeviceLoop(Worker):
             self._rest(wait_s)
 
     def _cycle(self) -> float:
-        """Find the device, or sample it once. Returns how long to wait (seconds)."""
+        """Finds the device, or samples it once. Returns the seconds until the next cycle."""
         if self.sampler is None:
             try:
                 self.sampler = self._make_sampler(self._find(self.position))
@@ -125,7 +126,7 @@ class DeviceLoop(Worker):
         return min(GPM_WINDOW_S, self._interval_s) if is_first else self.interval_s
 
     def _renew(self, device: Device) -> None:
-        """Ask the driver for the lost device again, every FIND_RETRY_S."""
+        """Asks the driver for the lost device again, at most every FIND_RETRY_S."""
         now = self._clock.monotonic()
         if now >= self._renew_at:
             self._renew_at = now + FIND_RETRY_S
@@ -150,7 +151,7 @@ class DeviceLoop(Worker):
             )
 
     def _rest(self, wait_s: float) -> None:
-        """Wait for the next tick. Ticks missed during a delay are skipped, so samples never come in a burst."""
+        """Waits for the next cycle. Skips cycles that a delay has missed, so that cycles never come in a burst."""
         now = self._clock.monotonic()
         self._due += wait_s
         if self._due < now:

@@ -1,7 +1,7 @@
-"""Manages the GPUs of this node: keeps the driver open, and runs a loop for each GPU and one for their events.
+"""Manages the GPUs of this node: keeps the driver open, and runs one loop for each GPU and one for events.
 
-This module keeps working through every fault: no driver yet, a GPU that is lost or hangs, a GPU that left the list or
-was given to a virtual machine, a driver that was released on request or replaced while in use.
+It keeps working through every fault: no driver yet, a GPU that is lost or hangs, a GPU that left the list or was given
+to a virtual machine, a driver that was released on request or replaced while in use.
 """
 
 from __future__ import annotations
@@ -44,36 +44,38 @@ class SnapshotSink(Protocol):
     xids: XidBook
 
     def on_snapshot(self, snapshot: DeviceSnapshot) -> None:
-        """Book one cycle of one GPU."""
+        """Takes the results of one cycle of one GPU."""
 
     def is_shared(self, uuid: str) -> bool:
-        """Whether several holders share this GPU, or may share it, so that each process's use must be read."""
+        """Returns whether several holders may share this GPU, so that the use of each process must be read."""
 
     def rest_w(self, uuid: str) -> float | None:
-        """The power of this GPU at rest as an earlier process of the exporter saw it (watts), None if unknown."""
+        """Returns the GPU's power at rest in watts, as an earlier process of the exporter measured it;
+        None if unknown.
+        """
 
     def touch(self) -> None:
-        """Note that published data about the GPUs has changed."""
+        """Records that published data about the GPUs has changed."""
 
 
 class DeviceInventory(Protocol):
     """The interface to the expected GPUs and the PCI bus. A Protocol, so that sampling does not import `inventory`."""
 
     def look(self) -> None:
-        """Read both again."""
+        """Reads the list of expected GPUs and the bus again."""
 
     def look_at_bus(self) -> None:
-        """Read the bus again."""
+        """Reads the bus again."""
 
     def note(self, up: Iterable[DeviceIdentity], now: float) -> None:
-        """Note that these GPUs answer at `now` (monotonic seconds). Raises OSError if the list cannot be saved."""
+        """Records that these GPUs answer at `now` (monotonic seconds). Raises OSError if the list cannot be saved."""
 
     def remember(self, uuid: str) -> None:
-        """Note that this GPU answers, even if it was forgotten."""
+        """Records that this GPU answers, even if an administrator had removed it from the list."""
 
 
 class DeviceManager:
-    """All GPUs of this node. `stop`, `release` and `take` may be called from any thread."""
+    """Manages all GPUs of this node. Any thread may call `stop`, `release` and `take`."""
 
     def __init__(
         self,
@@ -86,8 +88,8 @@ class DeviceManager:
         rules: ActivityRules,
         deadline_s: float,
     ) -> None:
-        """`deadline_s`: the longest time that one cycle over a GPU may take; then the GPU's values are not shown."""
-        # A hang in the first two is a state of the driver or of a GPU, and published as such.
+        """`deadline_s`: seconds after which a cycle counts as hanging, and the GPU's values are not shown."""
+        # The exporter publishes a hang of the first two as the state of the driver or of a GPU.
         self._watching, self._sampling, self._listening = Task("driver"), Task("gpu"), Task("events", LATE_S)
         self.tasks = (self._watching, self._sampling, self._listening)
         self.progress = threading.Event()  # the driver was asked, or a GPU was read, for the first time
@@ -118,16 +120,15 @@ class DeviceManager:
         start(threading.Thread(target=self._watch_over, name="driver", daemon=True))
 
     def stop(self, timeout_s: float) -> bool:
-        """End every loop and close the driver. Returns False if a call hangs: the driver is then still open."""
+        """Ends every loop and closes the driver. Returns False if a call hangs; the driver then remains open."""
         self._stop.set()
         self._wake.set()
         self.progress.set()
         return self._close(timeout_s)
 
     def release(self) -> bool:
-        """Close the driver until `take`, so that it can be unloaded or MIG can be switched.
-
-        Returns False if a call hangs.
+        """Closes the driver until `take`, so that an administrator can unload it or switch MIG. Returns False if a call
+        hangs.
         """
         begin = time.monotonic()
         self._driver.release()
@@ -144,7 +145,7 @@ class DeviceManager:
         self._wake.set()
 
     def _close(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s  # of the machine's clock, because threads end in machine time
+        deadline = time.monotonic() + timeout_s  # not of `clock`, because threads end in real time
         if not self._lock.acquire(timeout=timeout_s):
             return False  # the driver hangs during a query; the thread of the query ends all workers afterwards
         try:
@@ -153,7 +154,9 @@ class DeviceManager:
             self._lock.release()
 
     def _end_all(self, deadline: float) -> bool:
-        """End every thread, and close the driver unless a thread hangs in it. Returns whether the driver is closed."""
+        """Ends every thread, and closes the driver unless a thread hangs in it. Returns whether the
+        driver is closed.
+        """
         workers: list[Worker] = [*self._loops.values(), *([self._events] if self._events is not None else [])]
         for worker in workers:
             worker.ask_to_stop()
@@ -173,7 +176,7 @@ class DeviceManager:
         return True
 
     def _drop_ended(self) -> None:
-        """Forget threads that have returned from a hanging driver call: they no longer prevent closing the driver."""
+        """Forgets threads that have returned from a hanging driver call. They no longer prevent closing the driver."""
         self._stuck = [worker for worker in self._stuck if not worker.join(0.0)]
         self._stuck_at = {position: loop for position, loop in self._stuck_at.items() if loop in self._stuck}
 
@@ -194,7 +197,7 @@ class DeviceManager:
             self._settled = self.first_cycles_done()
 
     def _look(self) -> None:
-        """Open the driver if it is closed, start loops for new GPUs, and update the list of expected GPUs."""
+        """Opens the driver if it is closed, starts loops for new GPUs, and updates the list of expected GPUs."""
         self._inventory.look()
         self._bus_seen = self._clock.monotonic()
         with self._lock:
@@ -229,7 +232,7 @@ class DeviceManager:
         self._loops[position] = loop
 
     def _make_sampler(self, device: Device) -> DeviceSampler:
-        """Create the sampler of a device; runs in the device's own thread."""
+        """Creates the sampler of a device. Runs in the device's own thread."""
         identity = device.identity
         try:
             self._persistence[identity.uuid] = device.read_persistence_mode()
@@ -241,7 +244,7 @@ class DeviceManager:
         return DeviceSampler(device, self._enabled, self._clock, self._rules, totals, self._sink.is_shared, rest_w)
 
     def _deliver(self, snapshot: DeviceSnapshot) -> None:
-        """Deliver a snapshot. If the GPU is down, first check the PCI bus: a GPU that was given away is not lost."""
+        """Delivers a snapshot. If the GPU is down, checks the PCI bus first: a GPU that was given away is not lost."""
         if snapshot.up:
             self._inventory.remember(snapshot.identity.uuid)
         elif self._clock.monotonic() - self._bus_seen > 1.0:
@@ -250,7 +253,7 @@ class DeviceManager:
         self._sink.on_snapshot(snapshot)
 
     def _devices(self) -> list[tuple[Device, int]]:
-        """The devices that answer, each with the number of times that it was found again after a loss."""
+        """Returns the devices that answer, and how many times each was found again after a loss."""
         return [
             (loop.sampler.device, loop.renewals)
             for loop in list(self._loops.values())
@@ -258,9 +261,9 @@ class DeviceManager:
         ]
 
     def _listen(self) -> None:
-        """Register for events when the GPUs are found, and again if a GPU is new or was found again.
+        """Registers for events when GPUs are found. Registers again for a GPU that is new or was found again.
 
-        A lost GPU does not cause a new registration, because its last XIDs may still arrive.
+        A lost GPU causes no new registration, because its last XIDs may still arrive.
         """
         if XID not in self._enabled:
             return
@@ -281,7 +284,7 @@ class DeviceManager:
         self._events = events
 
     def _open_watch(self) -> EventWatch:
-        """Register for events. Runs in the thread of the events, which may also call it again."""
+        """Registers for events. Runs in the event thread, which may call it again."""
         found = self._devices()
         if not found:
             raise NoGpuAnswers
@@ -300,7 +303,7 @@ class DeviceManager:
             self._warn_once(f"the list of expected GPUs is not saved: {exc}")
 
     def observe(self) -> DriverView:
-        """The results of the driver so far. Changes nothing."""
+        """Returns the results of the driver so far. Changes nothing."""
         loops = list(self._loops.items())
         positions = {position: _observe(loop) for position, loop in loops}
         positions |= {position: Position(error=STILL_HANGS) for position in list(self._stuck_at)}
@@ -313,26 +316,26 @@ class DeviceManager:
             log.warning("%s", text)
 
     def first_cycles_done(self) -> bool:
-        """True once each GPU was read or hangs."""
+        """Returns whether each GPU was read or hangs."""
         return all(loop.attempted or loop.is_hung() for loop in list(self._loops.values()))
 
     def is_ready(self) -> bool:
-        """Whether the driver was queried, and each GPU was read or hangs."""
+        """Returns whether the driver was queried, and each GPU was read or hangs."""
         return self._driver.asked.is_set() and self.first_cycles_done()
 
     def error(self) -> str:
-        """Why there is no GPU data, "" while there is data."""
+        """Returns why there is no GPU data, "" while there is data."""
         hung = [loop.is_hung() for loop in list(self._loops.values())]
         if hung and all(hung) and not self._driver.is_silent:
             return "every GPU's driver call hangs"
         return self._driver.error
 
     def sample_interval_s(self) -> float:
-        """The longest present interval between two cycles of a GPU."""
+        """Returns the longest present interval between two cycles of a GPU, in seconds."""
         return max((loop.interval_s for loop in list(self._loops.values())), default=self._rules.interval_s)
 
     def outcomes(self) -> tuple[CollectorOutcome, ...]:
-        """Outcomes of collectors that work outside the device cycles."""
+        """Returns the outcomes of collectors that work outside the device cycles."""
         events = self._events
         return (events.outcome,) if events is not None and events.outcome is not None else ()
 
@@ -341,7 +344,7 @@ class DeviceManager:
         return self._driver.is_missed
 
     def without_persistence(self) -> int:
-        """How many GPUs have persistence mode off."""
+        """Returns the number of GPUs with persistence mode off."""
         return sum(not on for on in list(self._persistence.values()))
 
     def error_counts(self) -> Counter[tuple[str, str]]:

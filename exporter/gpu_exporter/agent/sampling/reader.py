@@ -1,6 +1,6 @@
-"""Reads every GPU once, each in its own thread: a GPU that hangs delays only its own reading.
+"""Reads every GPU once, each in its own thread. A GPU that hangs delays only its own reading.
 
-Few modules are imported before the driver is queried. The rest is loaded while GPM's first measurement runs.
+Few modules are imported before the driver is queried. The others are loaded during GPM's first measurement.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ GPM_WINDOW_S = 0.11  # NVML requires more than 100 ms between two samples
 
 
 def open_windows(device: Device, enabled: Collection[str]) -> bool:
-    """Open the GPM windows of a GPU and its instances before a first cycle. `enabled`: names of collectors.
+    """Opens the GPM windows of a GPU and its instances before a first cycle. `enabled`: names of collectors.
 
-    Returns True if a window was opened: the caller should then wait before the cycle.
+    Returns True if a window was opened; the caller should then wait GPM_WINDOW_S before the cycle.
     """
     opened = False
     try:
@@ -73,7 +73,7 @@ class Reader:
         start(self._thread)
 
     def join(self, deadline: float) -> bool:
-        """Wait for the end until `deadline` (monotonic seconds). Returns whether the reader has ended."""
+        """Waits for the reading to end until `deadline` (monotonic seconds). Returns whether it has ended."""
         self._thread.join(max(0.0, deadline - self._clock.monotonic()))
         self.is_hung = self._thread.is_alive()
         return not self.is_hung
@@ -99,9 +99,10 @@ class Reader:
 
 
 class Readers:
-    """The readers of all GPUs. The driver is opened in a separate thread, because opening may hang.
+    """The readers of all GPUs. A separate thread opens the driver, because opening may hang.
 
-    `deadline`: when the caller needs the readings (monotonic seconds). `fault`: why the driver is closed.
+    `deadline`: when the caller needs the readings (monotonic seconds). `fault`: why the driver is closed, None if it is
+    open.
     """
 
     def __init__(
@@ -123,15 +124,14 @@ class Readers:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Open the driver and begin; further calls do nothing."""
+        """Opens the driver and begins to read. Further calls do nothing."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._open, name="open", daemon=True)
             start(self._thread)
 
     def wait_open(self) -> None:
-        """Wait until the driver was opened, or could not be opened (`fault` is the reason).
-
-        Raises DriverUnavailable after the deadline.
+        """Waits until the driver is open or has failed (`fault` is the reason). Raises DriverUnavailable after the
+        deadline.
         """
         self.start()
         assert self._thread is not None
@@ -142,9 +142,8 @@ class Readers:
             raise self._bug
 
     def wait(self) -> bool:
-        """Wait until every GPU was read. Returns False if a GPU hangs.
-
-        Raises DriverUnavailable if no GPU answers in time.
+        """Waits until every GPU was read. Returns False if a GPU hangs. Raises DriverUnavailable if no GPU answers in
+        time.
         """
         ended = [reader.join(self.deadline) for reader in self.each]
         if not all(ended) and not any(position.answers for position in self.observe().positions.values()):
@@ -177,11 +176,11 @@ class Readers:
         return errors
 
     def outcomes(self) -> tuple[CollectorOutcome, ...]:
-        """None: one reading listens to no events."""
+        """Returns no outcomes, because a single reading uses no events."""
         return ()
 
     def without_persistence(self) -> int:
-        """How many GPUs have persistence mode off."""
+        """Returns the number of GPUs with persistence mode off."""
         return sum(reader.persistence_off for reader in self.each)
 
     def _open(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs the collectors over one GPU in a cycle, and makes a snapshot of the results."""
+"""Runs the collectors on one GPU in each cycle, and makes a snapshot of the results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from gpu_exporter.common.model.units import UnitId
 
 
 class _Kept(NamedTuple):
-    """The last result of a collector that does not run in every cycle, and when the collector is due again."""
+    """The last result of a collector that does not run in every cycle. `due`: when it runs again
+    (monotonic seconds).
+    """
 
     due: float
     samples: tuple[Sample, ...]
@@ -51,10 +53,9 @@ class DeviceSampler:
         is_shared: Callable[[str], bool] = lambda uuid: False,
         rest_w: float | None = None,
     ) -> None:
-        """`totals`: sums to continue, from an earlier sampler of this device.
-
-        `is_shared`: takes a GPU's UUID, and returns whether each process's use must be read. `rest_w`: the power of the
-        GPU at rest as an earlier process of the exporter saw it, in watts.
+        """- `totals`: sums of an earlier sampler of this device, to continue.
+        - `is_shared`: takes a GPU's UUID, and returns whether the use of each process must be read.
+        - `rest_w`: the GPU's power at rest in watts, as an earlier process of the exporter measured it.
         """
         self.device = device
         self.error_counts: Counter[tuple[str, str]] = Counter()
@@ -73,9 +74,8 @@ class DeviceSampler:
         self._has_answered = False
 
     def sample(self) -> DeviceSnapshot:
-        """Run every collector that is due. For a lost GPU, the snapshot has `up` false and no data.
-
-        Raises DriverChanged.
+        """Runs every collector that is due. The snapshot of a lost GPU has `up` false and no data. Raises
+        DriverChanged.
         """
         begin, answers = self._clock.monotonic(), self.device.answers
         cycle = Cycle(self.device, self._activity.samples_since, self._clock.monotonic, self._totals, begin)
@@ -93,7 +93,7 @@ class DeviceSampler:
         if self.device.answers != answers:
             self._has_answered = True
         elif failure := self._first_failure(cycle):
-            # Not one call was answered: more than a few failed calls.
+            # No call was answered: the GPU is down.
             self.error_counts.update(cycle.errors)
             return self._down(f"no call is answered, the first was {failure}")
         monotonic, wall = self._clock.monotonic(), self._clock.wall()
@@ -128,15 +128,17 @@ class DeviceSampler:
         )
 
     def _first_failure(self, cycle: Cycle) -> str:
-        """The error that proves the failure of a GPU that answers no call; "" if it supports no call (Jetson).
+        """Returns the error that proves the failure of a GPU that answers no call; "" if it supports no call (Jetson).
 
-        If the GPU has answered before, every error counts. Otherwise a missing permission does not count.
+        After a first answer of the GPU every error counts. Before that, a missing permission does not count.
         """
         failures = [*(" ".join(error) for error in cycle.errors), self.device.first_failure()]
         return next((each for each in failures if each and (self._has_answered or DENIED not in each)), "")
 
     def _read_period(self, cycle: Cycle, monotonic: float, wall: float) -> ProcessPeriod | None:
-        """Read the work of each process if several holders share the GPU. NVML does not report it for MIG instances."""
+        """Reads the work of each process if several holders share the GPU. NVML does not report it for
+        MIG instances.
+        """
         if not self._is_shared(self.device.identity.uuid):
             self._periods.forget()
             return None
@@ -145,7 +147,7 @@ class DeviceSampler:
 
     @property
     def interval_s(self) -> float:
-        """How long the next cycle may wait, in seconds."""
+        """The most seconds until the next cycle."""
         return self._activity.interval_s
 
     def _down(self, reason: str) -> DeviceSnapshot:
@@ -158,7 +160,7 @@ class DeviceSampler:
         assert collector.collect is not None
         start = self._clock.monotonic()
         kept = self._kept.get(collector.name)
-        if kept is not None and start < kept.due - self._rules.interval_s / 2:  # else it would be a whole cycle late
+        if kept is not None and start < kept.due - self._rules.interval_s / 2:  # closer to this cycle: run now
             cycle.samples += kept.samples
             cycle.processes = kept.processes or cycle.processes
             return kept.outcome
@@ -184,9 +186,8 @@ class DeviceSampler:
         return outcome
 
     def _read_instance(self, instance: InstanceCycle) -> InstanceReading:
-        """Make the reading of one MIG instance. Its activity covers the time between two GPM samples.
-
-        The first reading has no activity.
+        """Makes the reading of one MIG instance. Its activity covers the time between two GPM samples, None for the
+        first.
         """
         activity: Activity | None = None
         if instance.gpm is not None:

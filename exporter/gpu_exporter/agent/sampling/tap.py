@@ -31,7 +31,7 @@ class Tap:
         self._interval_s, self._stop = interval_s, stop
 
     def run(self) -> None:
-        """Read until `stop`. An error of the device ends the reading, and is recorded like every other answer."""
+        """Reads until `stop`. An error of the device is recorded like any other answer, and ends the reading."""
         try:
             device = self._backend.find(self._position)
             with contextlib.suppress(DeviceError):
@@ -50,7 +50,7 @@ class Tap:
 
 
 def listen(backend: Backend, taps: Sequence[Tap], stop: threading.Event) -> None:
-    """Wait for events of the found GPUs until `stop`."""
+    """Waits for events of the found GPUs until `stop`."""
     for tap in taps:
         tap.tried.wait(FIND_S)
     try:

@@ -1,4 +1,4 @@
-"""Remembers which witnesses were active at which time, to judge times with a utilization of 0."""
+"""Remembers which witnesses were active at which time. This decides whether a utilization of 0 counts as idle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_exporter.common.model.readings import Span
 
 
 class WitnessPeriod(NamedTuple):
-    """The witnesses that were active in (start, end], and whether the state of all witnesses is known."""
+    """The witnesses that were active in (start, end]. `known`: the state of all witnesses is known."""
 
     start: float
     end: float
@@ -19,13 +19,13 @@ class WitnessPeriod(NamedTuple):
 
 
 class Track:
-    """Periods of the same witnesses, in the order of their ends."""
+    """Periods of the same witnesses, ordered by their ends."""
 
     def __init__(self) -> None:
         self._watches: deque[WitnessPeriod] = deque()
 
     def note(self, watch: WitnessPeriod) -> None:
-        """Add the newest period. If it follows the last one directly and has the same state, the two are merged."""
+        """Adds the newest period. Merges it with the last one if it follows directly and has the same state."""
         last = self._watches[-1] if self._watches else None
         if last is not None and last.end == watch.start and last[2:] == watch[2:]:
             self._watches[-1] = last._replace(end=watch.end)
@@ -35,9 +35,8 @@ class Track:
             self._watches.popleft()
 
     def judge(self, span: Span) -> tuple[str, ...] | None:
-        """The witnesses that were active at some moment of the span. Empty if all were quiet in the whole span.
-
-        None if this is unknown.
+        """Returns the witnesses that were active in the span. Empty if all were quiet in the whole span, None if
+        unknown.
         """
         watched = 0.0
         unknown = False

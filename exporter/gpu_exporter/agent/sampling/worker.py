@@ -1,4 +1,4 @@
-"""Base class of all loops: a daemon thread that ends on request, unless it hangs inside the driver."""
+"""Base class of all loops: a daemon thread that ends on request, unless it hangs in the driver."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpu_exporter.common.threads import start
 
 
 class Worker(ABC):
-    """A loop in a thread of its own, which is never replaced. `_run` must check `_stop`."""
+    """A loop in its own thread, which is never replaced. `_run` must check `_stop`."""
 
     def __init__(self, name: str, task: Task) -> None:
-        """`task`: counts each turn of `_run` and catches errors. All workers of one kind may share it."""
+        """`task`: counts each turn of `_run` and catches its errors. All workers of one kind may share it."""
         self.task = task
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -26,10 +26,10 @@ class Worker(ABC):
         self._stop.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end; false if the worker hangs inside a call."""
+        """Waits for the end of the thread. Returns False if the thread hangs in a call."""
         self._thread.join(max(0.0, timeout_s))
         return not self._thread.is_alive()
 
     @abstractmethod
     def _run(self) -> None:
-        """The work of the thread."""
+        """Does the work of the thread, until `_stop` is set."""
