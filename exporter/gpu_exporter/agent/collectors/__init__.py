@@ -1,1 +1,3 @@
-"""The collectors, one subject per file. A collector reads values of a GPU and lists the metrics that it publishes."""
+"""The collectors, one subject per file. A collector reads values of a GPU, and declares the metrics
+that it publishes.
+"""

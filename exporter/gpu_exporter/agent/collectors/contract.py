@@ -1,8 +1,8 @@
 """Defines a collector, and the cycle (one pass over one GPU) in which collectors store their values.
 
-Every read has one of three outcomes: a value, no data (NotSupported: not logged, the series is absent), or a failure
-(counted per call, the series is absent). A failure affects only one value. If one call reports that the device is lost
-or that the driver has changed, and most other calls confirm this, the exception ends the whole cycle.
+Every read has one of three results: a value, no data (NotSupported: not logged, the series is absent), or a failure
+(counted for each call, the series is absent). A failure affects only one value. If a call reports that the device is
+lost or that the driver has changed, and most other calls confirm this, the exception ends the whole cycle.
 """
 
 from __future__ import annotations
@@ -29,39 +29,41 @@ class Totals:
         self._last: dict[Hashable, float] = {}
 
     def grow(self, key: Hashable, amount: float) -> float:
-        """Add to a sum that starts at 0, and return the new sum."""
+        """Adds to a sum that starts at 0. Returns the new sum."""
         self._sums[key] = self._sums.get(key, 0.0) + amount
         return self._sums[key]
 
     def sum_of(self, key: Hashable) -> float | None:
-        """A sum, None before anything was added to it."""
+        """Returns a sum, None before the first `grow`."""
         return self._sums.get(key)
 
     def step(self, key: Hashable, value: float) -> float | None:
-        """Return the increase of a driver counter since the last call. None at the first call or if it fell."""
+        """Returns the increase of a driver counter since the last call. None at the first call, or if
+        the counter fell.
+        """
         last, self._last[key] = self._last.get(key), value
         return value - last if last is not None and value >= last else None
 
     def last(self, key: Hashable) -> float | None:
-        """The value of the last step, None before the first step."""
+        """Returns the value of the last step, None before the first step."""
         return self._last.get(key)
 
     def forget_step(self, *keys: Hashable) -> None:
-        """Drop the last values of these counters: the next `step` of each returns None, like a first call."""
+        """Forgets the last values of these counters. The next `step` of each returns None."""
         for key in keys:
             self._last.pop(key, None)
 
     def lowest(self, key: Hashable, value: float) -> float:
-        """The lowest value so far, including this one."""
+        """Returns the lowest value so far, including this value."""
         self._last[key] = min(value, self._last.get(key, value))
         return self._last[key]
 
     def forget_last(self) -> None:
-        """Drop the last values of all counters, but keep the sums: the next `step` of each counter returns None."""
+        """Forgets the last values of all counters, but keeps the sums. The next `step` of each counter returns None."""
         self._last.clear()
 
     def forget(self, gone: Callable[[Hashable], bool]) -> None:
-        """Drop the sums and last values of every key for which `gone(key)` is true."""
+        """Forgets the sums and last values of every key for which `gone(key)` is true."""
         for known in (self._sums, self._last):
             for key in [key for key in known if gone(key)]:
                 del known[key]
@@ -70,8 +72,8 @@ class Totals:
 class InstanceCycle(NamedTuple):
     """Values of one MIG instance.
 
-    `gpm`: None if GPM is not supported, and until its first window is complete. `has_memory`: the memory in `samples`
-    belongs to this compute instance alone.
+    - `gpm`: None if GPM is not supported, and until its first window is complete.
+    - `has_memory`: the memory in `samples` belongs to this compute instance alone.
     """
 
     uuid: str
@@ -88,7 +90,7 @@ class InstanceCycle(NamedTuple):
 
 @dataclass(slots=True)
 class Cycle:
-    """One pass over one device. Collectors store samples here, and the raw values that show whether the GPU is busy.
+    """One pass over one device. Collectors store their samples here, and the raw values that show activity.
 
     A value that covers a period is stored with the time (`now()`) at which it was read, because a later call in the
     same cycle may be slow.
@@ -98,13 +100,13 @@ class Cycle:
     samples_since: Mapping[str, float]  # wall time of the newest known ring entry, by "utilization" or engine
     now: Callable[[], float]
     totals: Totals
-    begin: float | None = None  # monotonic time of the first question; None: the cycle took no time
+    begin: float | None = None  # monotonic time of the first driver call; None: the cycle took no time
     witnessed_at: float | None = None  # monotonic time of the last witness; None: the cycle took no time
     samples: list[Sample] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)  # counted, but not failures: values out of range
-    answers: int = 0  # questions that did not fail
-    withdrawn: int = 0  # questions that failed now, but were answered before
+    answers: int = 0  # calls that did not fail
+    withdrawn: int = 0  # calls that failed now, but succeeded before
     driver_samples: Sequence[UtilizationSample] = ()
     engine_samples: dict[str, Sequence[UtilizationSample]] = field(default_factory=dict)
     utilization: float | None = None
@@ -114,7 +116,7 @@ class Cycle:
     gpm_stuck: set[str] = field(
         default_factory=set
     )  # the board ("") and instances whose cycle counters do not increase
-    witness_missing: bool = False  # an available witness failed this time, so other quiet ones prove nothing
+    witness_missing: bool = False  # a supported witness failed now, so quiet witnesses prove nothing
     pcie: Traffic | None = None
     pcie_at: float = 0.0
     nvlink: Traffic | None = None
@@ -129,13 +131,13 @@ class Cycle:
     processes: ProcessList | None = None
 
     def read(self, ask: Callable[[], T]) -> T | None:
-        """Call `ask` and return its answer, or None. A failed call is counted; an unsupported value is not."""
+        """Returns the answer of `ask`, None if the call fails or the value is not supported. Counts failures."""
         try:
             answer = ask()
         except (DeviceLost, DriverChanged) as exc:
             if not self.device.is_alive():
                 raise
-            self.note_failure(exc)  # only this call reports it, other calls answer: it affects only this field
+            self.note_failure(exc)  # other calls still answer, so only this value is missing
             return None
         except NotSupported:
             return None
@@ -146,19 +148,19 @@ class Cycle:
         return answer
 
     def note_failure(self, exc: DeviceError) -> None:
-        """Count a call, or one value of a call, that failed."""
+        """Counts a failed call, or a failed value of a call."""
         self.errors.append((exc.call, exc.error))
         self.withdrawn += exc.once_answered
 
     def value(self, family: Family) -> float | None:
-        """The present value of a family without labels, from this cycle or an earlier one. None if missing."""
+        """Returns the present value of a family without labels, from this cycle or an earlier one. None if missing."""
         return next((sample.value for sample in self.samples if sample.family is family), None)
 
     def admit(self, family: Family, value: float | None, *, witness: bool = False) -> float | None:
-        """Return the driver's value if it is plausible for its family, otherwise None. None and NaN count as missing.
+        """Returns the driver's value if it is plausible for its family, otherwise None. None and NaN count as missing.
 
-        A value outside the family's range is counted as implausible. `witness`: the value is a witness of idleness (a
-        signal of activity), so without it this moment is unknown.
+        Counts a value outside the family's range as implausible. `witness`: the value is a witness (a signal of
+        activity), so that activity is unknown without it.
         """
         if value is None or math.isnan(value):
             return None
@@ -168,12 +170,12 @@ class Cycle:
         return None
 
     def note_implausible(self, family: Family, *, witness: bool = False) -> None:
-        """Count an implausible value of a family, under the driver call in the family's `source`."""
+        """Counts an implausible value, under the driver call in the family's `source`. `witness`: as in `admit`."""
         self.remarks.append((family.source.partition(" ")[0].rstrip(",") or family.name, OUT_OF_RANGE))
         self.witness_missing |= witness
 
     def admit_traffic(self, received: Family, sent: Family, traffic: Traffic | None) -> Traffic | None:
-        """Publish both directions of a link's traffic. Returns the traffic, or None if a direction is missing."""
+        """Publishes both directions of a link's traffic. Returns the traffic, or None if a direction is missing."""
         if traffic is None:
             return None
         rx, tx = self.admit(received, traffic.rx, witness=True), self.admit(sent, traffic.tx, witness=True)
@@ -183,39 +185,39 @@ class Cycle:
         return None if rx is None or tx is None else traffic
 
     def sample(self, family: Family, value: float | None, *labels: str) -> list[Sample]:
-        """A list with one sample, or an empty list if the value is missing or implausible."""
+        """Returns a list with one sample, empty if the value is missing or implausible."""
         admitted = self.admit(family, value)
         return [] if admitted is None else [Sample(family, labels, float(admitted))]
 
     def add(self, family: Family, value: float | None, *labels: str, witness: bool = False) -> float | None:
-        """Publish one value of the GPU. Returns it, or None if missing or implausible. `witness`: as in `admit`."""
+        """Publishes one value of the GPU. Returns it, None if missing or implausible. `witness`: as in `admit`."""
         admitted = self.admit(family, value, witness=witness)
         self.put(family, admitted, *labels)
         return admitted
 
     def add_below(self, family: Family, value: float | None, most: float | None) -> None:
-        """Publish one value of the GPU, unless it is above ABSURD times the board's own limit or maximum (`most`)."""
+        """Publishes one value of the GPU, unless it exceeds ABSURD times the board's own limit or maximum (`most`)."""
         if value is not None and most and value > ABSURD * most:
             self.note_implausible(family)
         else:
             self.add(family, value)
 
     def put(self, family: Family, admitted: float | None, *labels: str) -> None:
-        """Publish a value that `admit` has returned, unless it is None."""
+        """Publishes a value that `admit` has returned, unless it is None."""
         if admitted is not None:
             self.samples.append(Sample(family, labels, float(admitted)))
 
 
-# Interval of values that are not witnesses of idleness: short enough for a scrape every 15 s.
+# Interval of values that are not witnesses: short enough for a scrape every 15 s.
 SLOW_INTERVAL_S = 5.0
 
 
 class Collector(NamedTuple):
-    """A named group of metric families that can be switched off.
+    """A named group of metric families that a user can switch off.
 
-    `collect` fills the cycle every `every_s` seconds (0: in every cycle), and the samples are kept until the next call.
-    `collect` is None if the families do not come from a cycle. `witness`: the values are witnesses of idleness, so if a
-    call that was answered before fails now, this moment is unknown.
+    - `collect`: fills the cycle. None if the families do not come from a cycle.
+    - `every_s`: seconds between two calls of `collect`, 0 for every cycle. The samples are kept until the next call.
+    - `witness`: the values are witnesses. If a call that was answered before fails now, activity is unknown.
     """
 
     name: str

@@ -1,6 +1,5 @@
-"""Takes the values that the ledger, the diagnosis and the terminal need from the samples of one reading.
-
-No other module does this.
+"""Takes the values that the ledger, the diagnosis and the terminal need from the samples of one reading. Only this
+module does that.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _FIELDS = {
 
 
 def take_facts(samples: Iterable[Sample]) -> Facts:
-    """The values that other packages need, from the samples of one GPU or of one MIG instance."""
+    """Returns the values that other packages need, from the samples of one GPU or of one MIG instance."""
     found: dict[str, float] = {}
     throttle_s: dict[str, float] = {}
     for family, labels, value in samples:

@@ -72,15 +72,16 @@ INTEGRALS = {
 OUT_OF_RANGE = ("nvmlGpmMetricsGet", errors.OUT_OF_RANGE)
 STUCK = ("nvmlGpmMetricsGet", "STUCK")
 TOLERANCE = 0.001  # rounding by the driver, not a fault
-CLAMPED = Range(-TOLERANCE, 2.0)  # a value outside is a sentinel, not a ratio that is a little too high
+CLAMPED = Range(-TOLERANCE, 2.0)  # a value outside is a code for "no value", not a ratio that is a little too high
 
 
 def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
-    """Limit GPM's ratios to 0 to 1, and compute SM activity from the driver's own counters if it has them.
+    """Limits GPM's ratios to 0 to 1. Computes SM activity from the driver's own cycle counters, if it has them.
 
-    Values above 1 occur on real hardware (an SM activity of 1.29, NVIDIA/DCGM#152): they are reduced to 1, and counted.
-    A value below 0 (the two samples do not fit together) or far above 1 (a number for "no value") is discarded. A
-    window in which the driver's cycle counter did not increase is also discarded, because its two samples are the same.
+    - Real hardware reports ratios above 1 (SM activity of 1.29, NVIDIA/DCGM#152). They are reduced to 1, and counted.
+    - A value below 0 (the two samples do not fit together) or above 2 (a code for "no value") is discarded.
+    - If the driver's cycle counter did not increase, the whole window is discarded, because its two samples are the
+      same.
     """
     elapsed = active = None
     if gpm.elapsed_cycles is not None:
@@ -89,7 +90,7 @@ def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
             cycle.remarks.append(STUCK)
             cycle.gpm_stuck.add(subject)
             return Gpm(gpm.span_s, missing=True)
-        if elapsed is None:  # nothing shows yet that the counter increases, so a quiet window proves nothing
+        if elapsed is None:  # the counter may not increase, so a quiet window proves nothing
             gpm = gpm._replace(missing=True)
     if gpm.active_cycles is not None:
         active = cycle.totals.step((subject, "active_cycles"), gpm.active_cycles)

@@ -45,7 +45,9 @@ def collect_memory(cycle: Cycle) -> None:
 
 
 def read_parts(cycle: Cycle, whole: tuple[Family, int], *parts: tuple[Family, int | None]) -> list[Sample]:
-    """Samples for the total memory and its parts. A part above the total is discarded, and counted as implausible."""
+    """Returns samples of the total memory and its parts. Discards a part above the total, and counts
+    it as implausible.
+    """
     total, samples = cycle.sample(*whole), []
     for family, size in parts:
         if total and size is not None and size > total[0].value:

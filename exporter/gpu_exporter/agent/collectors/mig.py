@@ -1,8 +1,8 @@
 """Reads the MIG instances. Lists them again in each cycle, because the driver may reuse a handle for another instance.
 
-NVML measures power only for the whole board. The energy of each instance is an estimate. The board's idle power is
-divided by compute slices; the part of unassigned slices belongs to no instance. The remaining power is divided by
-slices times activity. No energy is lost or counted twice.
+NVML measures power only for the whole board, so the energy of an instance is an estimate. The board's energy at rest is
+divided by compute slices; the part of unassigned slices belongs to no instance. The remaining energy is divided by
+slices times activity. All parts together are exactly the board's energy.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ GPU_MIG_UNASSIGNED_ENERGY = Family(
 def divide_energy(
     joules: float, idle_joules: float, board_slices: int, parts: Sequence[tuple[str, float, float | None]]
 ) -> tuple[dict[str, float], float]:
-    """Divide `joules` among `parts`, which are (uuid, slices, activity).
+    """Divides `joules` among `parts`, which are (uuid, slices, activity).
 
-    Returns the joules by uuid, and the joules of unassigned slices. The sum is exactly `joules`. `idle_joules`: the
-    board's energy for the same time at rest. If the activity of any instance is unknown, or no instance is active, all
-    energy is divided by slices.
+    Returns the joules by uuid, and the joules of unassigned slices. Their sum is exactly `joules`. `idle_joules`: the
+    board's energy for the same time at rest. If the activity of an instance is unknown, or no instance is active,
+    slices divide all energy.
     """
     whole = count_slices(board_slices, (slices for _, slices, _ in parts))
     weights = {uuid: slices * activity for uuid, slices, activity in parts if activity is not None}
@@ -121,7 +121,7 @@ def divide_energy(
 
 
 class _InstanceRead(NamedTuple):
-    """Values read from one instance. `supported`: the driver can report the activity, now or in a later cycle."""
+    """Values of one instance. `supported`: the driver can report its activity, now or in a later cycle."""
 
     identity: InstanceIdentity
     gpm: Gpm | None
@@ -139,7 +139,7 @@ def collect_mig(cycle: Cycle) -> None:
     if cycle.device.identity.mig_mode == "enabled":
         energies = _charge(cycle, read)  # all energy is unassigned while the instances cannot be listed
     else:
-        cycle.totals.forget_step("mig-time", "mig-energy")  # energy used until MIG is on again belongs to no instance
+        cycle.totals.forget_step("mig-time", "mig-energy")  # without MIG, energy belongs to no instance
     for entry in read:
         identity = entry.identity
         cycle.instances.append(
@@ -169,7 +169,7 @@ def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) 
     supported = (cycle.answers, len(cycle.errors)) != before  # a failed call does not mean that the source is missing
     if gpm is not None:
         gpm = refine(cycle, identity.uuid, gpm)
-        if at - begin > SLOW_READ_S:  # the time of the sample is uncertain, so a quiet one proves nothing
+        if at - begin > SLOW_READ_S:  # the time of the sample is uncertain, so a quiet sample proves nothing
             gpm = gpm._replace(missing=True)
     memory = cycle.read(instance.read_memory) if identity.memory != "none" else None
     slices = str(identity.memory_slices) if identity.memory_slices else ""
@@ -188,15 +188,15 @@ def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) 
 
 
 def _subject(key: Hashable) -> str:
-    """The uuid in a key (uuid, name) of an instance's sums and counters. "" for other keys."""
+    """Returns the uuid in a key (uuid, name) of an instance's sums and counters, "" for other keys."""
     return key[0] if isinstance(key, tuple) and isinstance(key[0], str) else ""
 
 
 def _charge(cycle: Cycle, read: Sequence[_InstanceRead]) -> Mapping[str, float]:
-    """Divide the board's energy since the last cycle among its instances.
+    """Divides the board's energy since the last cycle among its instances.
 
-    Returns the energy of each instance since the exporter's start (joules, by uuid). Each method of estimation has its
-    own sum, so no energy is counted twice when the method changes.
+    Returns the joules of each instance since the exporter's start, by uuid. Each method of estimation has its own sum,
+    so that no energy is counted twice when the method changes.
     """
     if cycle.energy_j is None:
         return {}
@@ -206,7 +206,7 @@ def _charge(cycle: Cycle, read: Sequence[_InstanceRead]) -> Mapping[str, float]:
         return {}
     # A counter that did not increase was read twice within its own period: the reading shows no power.
     idle_w = cycle.totals.lowest("mig-idle-power", joules / span) if joules else 0.0
-    if cycle.power_limit_w is not None:  # if the instances are never idle together, the true idle power is never seen
+    if cycle.power_limit_w is not None:  # if instances are never idle together, the lowest power is not idle power
         idle_w = min(idle_w, REST_MAX_SHARE * cycle.power_limit_w)
     parts = [(r.identity.uuid, r.identity.sm_slices, r.gpm.graphics if r.gpm else None) for r in read]
     shares, rest = divide_energy(joules, idle_w * span, cycle.device.identity.mig_slices, parts)

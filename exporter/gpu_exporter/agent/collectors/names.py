@@ -1,7 +1,9 @@
-"""The names of the collectors, in a module of their own: the command line needs them without loading the collectors."""
+"""The names of the collectors. A separate module, because the command line needs them without loading
+the collectors.
+"""
 
-# In the order in which they run, by name: whether it is on by default, and what it collects. Each is in the module of
-# its name (registry.py). MIG is last, because it divides values that others have read.
+# By name, in the order in which they run: (on by default, description). registry.py finds each collector by its name.
+# MIG is last, because it divides values that other collectors have read.
 COLLECTORS = {
     "utilization": (True, "share of time in which kernels ran, and memory was read or written"),
     "video": (True, "encoder and decoder utilization"),

@@ -1,4 +1,4 @@
-"""Bandwidth of the PCIe link. A link below its maximum slows every copy, and the owner of a job cannot change that.
+"""Bandwidth of the PCIe link. A link below its maximum slows every copy, and the user of the GPU cannot change that.
 
 An idle GPU lowers the generation of its link to save power. A lower bandwidth is a fault only while the GPU works.
 """
@@ -37,7 +37,7 @@ def collect_pcie_link(cycle: Cycle) -> None:
 
 
 def _bandwidth(generation: int | None, width: int | None) -> float | None:
-    """The bandwidth in bytes per second. None if it is unknown: 0 lanes, or a generation not in this module's table."""
+    """Returns the bandwidth in bytes per second. None if unknown: 0 lanes, or a generation that LANE lacks."""
     lane = LANE.get(generation) if generation is not None else None
     return lane * width if lane is not None and width else None
 

@@ -1,16 +1,16 @@
 """Plausible ranges of the driver's values, for each unit of measurement. Values outside the range are discarded.
 
-Such a value is a fault or means "no value": a driver without a value returns a number with all bits set (0xFFFFFFFF is
-a ratio of 42,949,672.95 as percent, and 4,294,967 W as milliwatts), and a sensor that does not answer returns 0. The
-bounds are far beyond every product, so no true value is lost. They do not separate healthy boards from faulty ones.
-Where a board reports a limit or a maximum of its own, ABSURD bounds its values too.
+A value outside is a fault or a code for "no value". Drivers return a number with all bits set (0xFFFFFFFF: a ratio of
+42,949,672.95 as percent, 4,294,967 W as milliwatts); a sensor that does not answer returns 0. The bounds are far beyond
+every product, so that no true value is lost. They do not detect faulty boards. If a board reports its own limit or
+maximum, ABSURD also bounds its values.
 """
 
 from __future__ import annotations
 
 from gpu_exporter.common.model.metrics import Range
 
-ABSURD = 2.0  # times the limit or the maximum of the board itself: such a value is a fault of the driver
+ABSURD = 2.0  # a value above this many times the board's own limit or maximum is a fault of the driver
 RATIO = Range(0.0, 1.0)
 SWITCH = Range(0.0, 1.0)
 # A board that answers draws power, so 0 means that the sensor does not answer. The largest boards draw 1.4 kW.

@@ -41,7 +41,7 @@ def collect_power(cycle: Cycle) -> None:
     cycle.power_w = cycle.add(GPU_POWER, cycle.read(cycle.device.read_power), witness=True)
     limit = cycle.read(cycle.device.read_power_limit)
     cycle.power_limit_w = cycle.add(GPU_POWER_LIMIT, limit, witness=True)  # power is judged against the limit
-    # Not published: only the search for stalls needs it, since a cap does not change how much power rest and work draw.
+    # Not published: only the detection of stalls needs it. A lower enforced limit does not change the power at rest.
     default = cycle.read(cycle.device.read_default_power_limit)
     cycle.default_limit_w = default if default is not None and WATTS.holds(default) else None
     joules = cycle.admit(GPU_ENERGY, cycle.read(cycle.device.read_energy), witness=True)
@@ -51,11 +51,12 @@ def collect_power(cycle: Cycle) -> None:
 
 
 def _judge_energy(cycle: Cycle, joules: float) -> float | None:
-    """Return the energy counter if it is plausible, otherwise count it as implausible and return None.
+    """Returns the energy counter in joules, None if it is implausible. Counts implausible values.
 
-    A driver's number for "no value" may lie within the counter's range, above or below the true value. A lower value is
-    accepted only if the next reading continues from it; the driver was then reloaded. After a wrong value, the next
-    reading continues from the value before it. A board that has only reported 0 has no counter: None, not counted.
+    - A driver's code for "no value" may lie within the counter's range, above or below the true value.
+    - A lower value is accepted only if the next reading continues from it; the driver was then reloaded.
+    - After an implausible value, the next reading must continue from the last plausible value.
+    - A board that has only reported 0 has no counter: None, not counted.
     """
     believed = cycle.totals.last("energy")
     if believed is None and joules == 0.0:
@@ -69,7 +70,7 @@ def _judge_energy(cycle: Cycle, joules: float) -> float | None:
         is_believed = True
     elif joules >= believed:
         since = cycle.energy_at - (cycle.totals.last("energy-time") or 0.0)
-        # A rejected value that has not changed since is still the same sentinel, however much time has passed.
+        # A rejected value that has not changed since is still the same code for "no value".
         is_believed = _can_be_drawn(joules - believed, since) and (last_read == believed or last_read != joules)
     else:
         is_believed = bool(goes_on) and _can_be_drawn(goes_on or 0.0, span or 0.0)

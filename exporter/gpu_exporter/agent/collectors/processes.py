@@ -1,6 +1,6 @@
 """Counts the processes with a context on the GPU. Publishes only their number, no pid and no name.
 
-Attribution gets the list itself, and looks up the pod or job of each process.
+Attribution gets the list, and looks up the pod or job of each process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recovery action (such as a reset) that the driver requests after a fault."""
+"""The recovery action (e.g. a reset) that the driver requests after a fault."""
 
 from __future__ import annotations
 

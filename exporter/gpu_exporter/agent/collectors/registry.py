@@ -1,6 +1,6 @@
 """Lists every collector, in the order of names.py.
 
-A collector can be switched off by name, and has its own metrics for success and duration.
+A user can switch off each collector by its name. Each has its own metrics of success and duration.
 """
 
 from __future__ import annotations

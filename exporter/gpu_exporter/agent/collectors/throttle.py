@@ -1,4 +1,4 @@
-"""Seconds of low clocks, by reason. They come only from the driver's nanosecond counters, never from sampled states."""
+"""Seconds of low clocks, by reason. Only the driver's nanosecond counters are used, no sampled states."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The present reasons for low clocks.
 
-Off by default, because it adds eight series per GPU that contain less information than the counters.
+Off by default, because it adds eight series for each GPU that contain less information than the counters.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ GPU_MEMORY_BUSY = Family(
 
 
 def note_nonsense(cycle: Cycle, samples: Sequence[UtilizationSample]) -> Sequence[UtilizationSample]:
-    """Count the entries of the driver's ring that are not ratios from 0 to 1, and return all entries.
+    """Counts the entries of the driver's ring that are not ratios from 0 to 1. Returns all entries.
 
-    The invalid entries are kept: no other entry covers their time, so this time must become unknown.
+    Invalid entries are kept, because no other entry covers their time. Their time then becomes unknown.
     """
     nonsense = {ratio for ratio in {sample.ratio for sample in samples} if not RATIO.holds(ratio)}
     if nonsense:

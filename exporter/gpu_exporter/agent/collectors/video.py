@@ -1,4 +1,4 @@
-"""Activity of video encoder, video decoder, JPEG and optical-flow engine. All are witnesses of idleness.
+"""Activity of the video encoder, video decoder, JPEG and optical-flow engines. All of them are witnesses.
 
 A reading covers only the driver's last sample period. If the driver keeps a ring of samples, no activity between two
 cycles is missed.
@@ -28,7 +28,7 @@ GPU_DECODER = Family(
     source="nvmlDeviceGetDecoderUtilization",
     plausible=RATIO,
 )
-# JPEG and optical flow have no series: they are read only as witnesses of idleness.
+# JPEG and optical flow have no series: they are read only as witnesses.
 FAMILIES = {
     "encoder": GPU_ENCODER,
     "decoder": GPU_DECODER,

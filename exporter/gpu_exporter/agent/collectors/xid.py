@@ -1,4 +1,4 @@
-"""XIDs: error codes that NVIDIA's driver reports.
+"""XIDs: error codes of NVIDIA's driver.
 
 The driver reports them as events, which a separate thread receives (sampling/events.py). With --collector.xid.kmsg they
 also come from the kernel's log (sampling/kernel_log.py). XIDs of a lost GPU are published too, because they explain the
@@ -25,9 +25,9 @@ LAST = 172  # in the catalogue
 
 
 def classify(xid: int, severity: str = "") -> str:
-    """The class of an XID, one of model.XID_CLASSES. An unknown code counts as hardware.
+    """Returns the class of an XID, from model.XID_CLASSES. An unknown code counts as hardware.
 
-    `severity`: "fatal" or "nonfatal" as the driver reports it, "" if missing.
+    `severity`: "fatal" or "nonfatal", as the driver reports it; "" if missing.
     """
     if severity:
         return "hardware" if severity == "fatal" else "information"
@@ -37,7 +37,9 @@ def classify(xid: int, severity: str = "") -> str:
 
 
 def ends_work(xid: int, kind: str) -> bool:
-    """Whether the program on the GPU cannot continue after this XID. False if the catalogue does not list it."""
+    """Returns whether the program on the GPU cannot continue after this XID. False if the catalogue does not list the
+    XID.
+    """
     return kind == "application" or (kind == "hardware" and xid <= LAST)
 
 

@@ -1,7 +1,7 @@
-"""Parses all nodes and jobs of a cluster, from two answers of Slurm's commands or of slurmrestd. Pure.
+"""Parses all nodes and jobs of a cluster from the output of Slurm's commands or of slurmrestd. Pure.
 
-`squeue --json` costs slurmctld one message and `scontrol show node -d` two, however many nodes there are (measured on
-22.05.8 and 24.11.5). A job's owner cannot forge either answer: a name in JSON cannot imitate another field.
+`squeue --json` costs slurmctld one message and `scontrol show node -d` two, for any number of nodes (measured on
+22.05.8 and 24.11.5). A job's owner cannot forge either output: a name in JSON cannot imitate another field.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _STATES = ("CONFIGURING", "STOPPED", "SUSPENDED", "RUNNING")
 
 
 class ClusterJob(NamedTuple):
-    """A job that may hold GPUs, with its GPUs on each of its nodes."""
+    """A job that may hold GPUs, with its GPUs by node name."""
 
     job: Job
     gpus: dict[str, JobGpus]
 
 
 def parse_cluster_nodes(text: str) -> dict[str, NodeRecord]:
-    """Every node in `scontrol show node -d` that has GPUs, by name. A node that cannot be parsed is omitted.
+    """Returns every node with GPUs in the output of `scontrol show node -d`, by name.
 
-    Raises SourceError if no node can be parsed.
+    Omits a node that cannot be parsed. Raises SourceError if no node can be parsed.
     """
     nodes: dict[str, NodeRecord] = {}
     _, *records = _NODE.split(text)  # name, record, name, record ...
@@ -57,7 +57,10 @@ def parse_cluster_nodes(text: str) -> dict[str, NodeRecord]:
 
 
 def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
-    """The nodes in slurmrestd's /nodes/, by name, and the cluster's name ("" before Slurm 24.05)."""
+    """Returns the nodes in slurmrestd's /nodes/ by name, and the cluster's name ("" before Slurm 24.05).
+
+    Omits a node that cannot be parsed. Raises SourceError if no node can be parsed.
+    """
     nodes: dict[str, NodeRecord] = {}
     problem = ""
     try:
@@ -79,13 +82,13 @@ def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
 
 
 def find_cluster(text: str) -> str:
-    """The cluster's name, from the jobs in slurmrestd's /jobs/. "" if there is no name."""
+    """Returns the cluster's name from the jobs in slurmrestd's /jobs/, "" if they have none."""
     match = _CLUSTER.search(text)
     return match[1] if match else ""
 
 
 def parse_cluster_jobs(text: str) -> list[ClusterJob]:
-    """Every job in `squeue --json` that is in one of _STATES. A job that cannot be parsed is omitted.
+    """Returns every job in the output of `squeue --json` that is in one of _STATES. Omits a job that cannot be parsed.
 
     Raises SourceError if the text is not such an output.
     """
@@ -99,7 +102,7 @@ def _read_job(row: dict[str, Any]) -> ClusterJob | None:
     states = row["job_state"]
     flags = set(states) if isinstance(states, list) else {str(states)}
     state = next((each for each in _STATES if each in flags), "")
-    if not state or "COMPLETING" in flags:  # the GPUs of a completing job are already returned
+    if not state or "COMPLETING" in flags:  # a completing job no longer holds GPUs
         return None
     task = row.get("array_task_id")
     array, leader = _number(row.get("array_job_id")), _number(row.get("het_job_id"))
@@ -123,7 +126,7 @@ def _read_job(row: dict[str, Any]) -> ClusterJob | None:
 
 
 def _number(value: Any) -> int:
-    """The number, 0 if it is not set. Raises ValueError, TypeError."""
+    """Returns the number, 0 if it is not set. Raises ValueError, TypeError."""
     return need_whole(value or 0)
 
 

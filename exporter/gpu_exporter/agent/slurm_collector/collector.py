@@ -1,4 +1,4 @@
-"""Asks slurmctld for the data of all nodes, in rounds, and keeps an answer (a picture) for each node."""
+"""Asks slurmctld for the data of all nodes in rounds, and keeps an answer (a picture) for each node."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from gpu_exporter.common.files import READABLE, write_atomically
 log = logging.getLogger(__name__)
 MAX_ANSWER = 512 * 1024 * 1024  # 45,000 jobs as 24.11 prints them
 PRIVATE = 0o640  # used if PrivateData hides jobs or users: readable only by owner and group
-BETWEEN_S = 5.0  # a job that began this recently may be missing in the nodes' record
+BETWEEN_S = 5.0  # the nodes' records may lack the GPUs of a job that began this recently
 
 
 class Slurmctld(Protocol):
     """A way to query slurmctld. Each method raises SourceError."""
 
     def read_nodes(self) -> dict[str, NodeRecord]:
-        """By name, every node that has GPUs."""
+        """Returns every node that has GPUs, by name."""
 
     def read_jobs(self) -> list[ClusterJob]:
-        """Every running job, in any running state."""
+        """Returns every running job, in any running state."""
 
     def read_config(self) -> SlurmConfig:
-        """The configuration; called after the other two."""
+        """Returns the configuration. Call it after the other two."""
 
 
 class SlurmCollector:
@@ -48,7 +48,7 @@ class SlurmCollector:
         self._config_at = -math.inf
 
     def collect(self) -> dict[str, Picture]:
-        """Ask slurmctld, and return the picture of each node that has GPUs, by node name. Raises SourceError."""
+        """Asks slurmctld. Returns the picture of each node that has GPUs, by node name. Raises SourceError."""
         asked = self._clock.wall()
         # The node's name becomes a file name.
         nodes = {name: node for name, node in self._slurmctld.read_nodes().items() if NODE_NAME.fullmatch(name)}
@@ -70,14 +70,14 @@ class SlurmCollector:
 
 
 def _with(node: NodeRecord, gpus: JobGpus) -> NodeRecord:
-    """The node, with these GPUs in use as well."""
+    """Returns the node record with these GPUs added to the GPUs in use."""
     used = node.used
     indexes = tuple(sorted({*used.indexes, *gpus.indexes}))
     return node._replace(used=used._replace(indexes=indexes, shared=tuple(sorted({*used.shared, *gpus.shared}))))
 
 
 def write_answers(answers: Mapping[str, str], directory: Path, mode: int) -> None:
-    """Write NODE.json for each node. Raises OSError, also if all users may write to `directory`."""
+    """Writes NODE.json for each node. Raises OSError, also if all users may write to `directory`."""
     for name, text in answers.items():
         write_atomically(directory / f"{name}.json", text.encode(), mode)
 
@@ -90,16 +90,16 @@ WITHHELD = (
 
 
 class CollectorRun:
-    """Runs one round after another. Logs each new problem once.
+    """Runs one round at each call. Logs each new problem once.
 
-    After a failed round, the old answers remain, and their age grows.
+    After a failed round the old answers remain, and their age grows.
     """
 
     def __init__(self, collector: SlurmCollector, directory: Path | None, clock: Clock) -> None:
-        """`directory`: where to write NODE.json for each node. None if the answers are served only over HTTP."""
+        """`directory`: where to write NODE.json for each node; None if the answers are served only over HTTP."""
         self.is_open: Callable[[], bool] = lambda: False
-        """Whether every client may read the port now; this changes with the web configuration file. An open port serves
-        no answer while PrivateData hides jobs or users.
+        """Returns whether every client may read the port now. The web configuration file may change this. An open port
+        serves no answer while PrivateData hides jobs or users.
         """
         self._is_private = False
         self._answers: Mapping[str, str] = {}
@@ -118,11 +118,11 @@ class CollectorRun:
 
     @property
     def answers(self) -> Mapping[str, str]:
-        """The newest answer for each node with GPUs. Empty if the HTTP port must not serve answers."""
+        """The newest answer for each node with GPUs, by name. Empty if the HTTP port must not serve answers."""
         return {} if self.is_withheld else self._answers
 
     def __call__(self) -> bool:
-        """Run one round; true if there are new answers."""
+        """Runs one round. Returns whether it succeeded."""
         problem = ""
         try:
             pictures = self._collector.collect()

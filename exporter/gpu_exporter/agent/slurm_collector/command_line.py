@@ -1,4 +1,4 @@
-"""Queries slurmctld through Slurm's own commands."""
+"""Queries slurmctld with Slurm's own commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STATES = "RUNNING,CONFIGURING,SUSPENDED,STOPPED"
 
 
 class CommandLine:
-    """`run` runs one command with a timeout in seconds."""
+    """Queries slurmctld with Slurm's commands. `run`: runs one command, with a timeout in seconds."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -1,7 +1,7 @@
-"""Asks slurmctld through slurmrestd, for a collector without Slurm's commands, e.g. in a container.
+"""Queries slurmctld through slurmrestd, for a collector without Slurm's commands, e.g. in a container.
 
 slurmrestd serves one API version for each of several releases, under /slurm/v0.0.N. It requires a JSON Web Token
-(`scontrol token`). The claim `sun` of the token is the user. slurmrestd does not report PrivateData, so gpu-exporter
+(`scontrol token`). The claim `sun` of the token is the user. slurmrestd does not report PrivateData, so the exporter
 assumes that PrivateData is set.
 """
 
@@ -27,7 +27,10 @@ HINT = "write a new token with `scontrol token username=slurm lifespan=SECONDS`"
 
 
 class Rest:
-    """`address`: address of slurmrestd. `token_file`: has the output of `scontrol token`; read for each request."""
+    """Queries slurmctld through slurmrestd.
+
+    `address`: address of slurmrestd. `token_file`: contains the output of `scontrol token`; read for each request.
+    """
 
     def __init__(self, address: Address, token_file: Path, most_bytes: int) -> None:
         self._address = address
@@ -47,11 +50,11 @@ class Rest:
         return parse_cluster_jobs(text)
 
     def read_config(self) -> SlurmConfig:
-        """The configuration, as far as the nodes and jobs that were read before show it."""
+        """Returns the configuration, as far as the last nodes and jobs show it."""
         return SlurmConfig(self._cluster, "", "", frozenset(("jobs", "users")))
 
     def _get(self, what: str) -> str:
-        """The text of one page. Raises SourceError."""
+        """Returns the text of one page. Raises SourceError."""
         headers = self._headers()
         versions = VERSIONS if self._version is None else (self._version,)
         for version in versions:

@@ -17,9 +17,9 @@ from gpu_exporter.common.web.server import TEXT, Reply, Site
 
 
 class CollectorSite:
-    """Serves the collector's pages. The health probe shows only that the collector serves.
+    """Serves the collector's pages. The health probe shows only that the HTTP server works.
 
-    Its metrics, and the age of its answers, show whether Slurm answers.
+    The metrics and the age of the answers show whether Slurm answers.
     """
 
     def __init__(self, run: CollectorRun, host: Site | None = None, own: OwnMetrics | None = None) -> None:
