@@ -1,1 +1,1 @@
-"""Reads the GPUs. Knows nothing of intervals, pods, jobs and HTTP."""
+"""Reads the values of the GPUs. Has no code for intervals, pods, jobs or HTTP."""

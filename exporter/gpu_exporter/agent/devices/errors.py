@@ -2,9 +2,9 @@
 
     DeviceError               one call failed; has the call, the NVML name of the error, and the device
       NotSupported            the hardware or driver has no such value: no data, no message
-      NoPermission            the call is not permitted: no data, counted, and logged once with the missing permission
-      DeviceLost              the GPU left the bus or needs a reset: all of its series are withdrawn
-      DriverChanged           the kernel module was replaced under the loaded library: only a new process helps
+      NoPermission            the driver refuses the call: no data, counted, and logged once with the missing permission
+      DeviceLost              the GPU left the bus or needs a reset: all of its series disappear
+      DriverChanged           the kernel module was replaced while the library was loaded: the process must restart
     DriverUnavailable         NVML as a whole does not answer: library missing, driver not loaded, init refused
 
 Exceptions of pynvml never leave the backends. They are the `__cause__` of these errors.
@@ -15,13 +15,13 @@ from __future__ import annotations
 from gpu_exporter.common.errors import ForeignError
 
 DENIED = "NVML_ERROR_NO_PERMISSION"
-OUT_OF_RANGE = "OUT_OF_RANGE"  # in place of NVML's name: the call succeeded, but its value is implausible
+OUT_OF_RANGE = "OUT_OF_RANGE"  # our own error name: the call succeeded, but its value is implausible
 
 
 class DeviceError(Exception):
     """A call failed. `call`: name of the NVML function. `error`: name of the NVML constant.
 
-    `once_answered`: this device has answered the same call before, so a missing answer is a fault.
+    `once_answered`: this device has answered the same call before, so the missing answer is a fault.
     """
 
     def __init__(self, call: str, error: str, *, once_answered: bool = False) -> None:
@@ -44,14 +44,17 @@ class DeviceLost(DeviceError):
 
 
 class DriverChanged(DeviceError):
-    """The NVML library and the kernel module no longer match: the driver was upgraded while this process ran."""
+    """The NVML library and the kernel module no longer match, because the driver was upgraded while
+    this process ran.
+    """
 
 
 class DriverUnavailable(ForeignError):
     """NVML does not answer at all. The text is the reason, for messages.
 
-    `changed`: the library does not match the kernel module (see DriverChanged). `absent`: the library or the kernel
-    module is missing. This is normal on a host without GPUs. Every other reason is a fault on any host.
+    - `changed`: the library does not match the kernel module (see DriverChanged).
+    - `absent`: the library or the kernel module is missing, which is normal on a host without GPUs. Every other reason
+      is a fault on any host.
     """
 
     def __init__(self, reason: str, *, changed: bool = False, absent: bool = False) -> None:
@@ -73,10 +76,12 @@ KINDS: dict[str, type[DeviceError]] = {
 
 
 def is_unsupported(error: str) -> bool:
-    """Whether an error means that hardware or driver lacks the value. Any other error means that the call failed."""
+    """Returns whether an error means that hardware or driver lacks the value. Other errors mean that
+    the call failed.
+    """
     return KINDS.get(error) is NotSupported or error == "NVML_ERROR_NO_DATA"
 
 
 def device_error(call: str, error: str) -> DeviceError:
-    """The exception for an NVML error, by the error's name."""
+    """Returns the exception for an NVML error, by the error's name."""
     return KINDS.get(error, DeviceError)(call, error)

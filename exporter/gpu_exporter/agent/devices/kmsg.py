@@ -28,7 +28,7 @@ from gpu_exporter.common.model.units import normalize_pci
 
 RECORD_MAX = 8192  # the kernel's limit of a record (CONSOLE_EXT_LOG_MAX, later PRINTK_MESSAGE_MAX)
 BATCH = 1000  # records per read, so that a noisy log does not block the reader's other work
-OLD_MAX = 100_000  # records that are read at the start; a ring of 16 MiB has no more
+OLD_MAX = 100_000  # most records to read at the start; a ring of 16 MiB has no more
 PROBES_MAX = 256  # number of addresses that are remembered
 KERNEL_FACILITY = 0
 PREFIX = re.compile(rb"(\d{1,4}),\d{1,20},\d{1,20},[^;\n]{0,200};")
@@ -62,9 +62,9 @@ class XidLine(NamedTuple):
 
 
 class Report(NamedTuple):
-    """An XID in the kernel's log, with further data.
+    """An XID in the kernel's log.
 
-    `severity`: "fatal" or "nonfatal" from the text, "" if missing. `has_number`: whether the text contains the number.
+    `severity`: "fatal" or "nonfatal" from the text, "" if missing. `has_number`: the text contains the XID's number.
     """
 
     line: XidLine
@@ -75,8 +75,9 @@ class Report(NamedTuple):
 class Batch(NamedTuple):
     """The result of one read.
 
-    `lost`: records were overwritten before the exporter read them. `full`: more records may follow. `probes`: PCI
-    addresses of GPUs that the driver could not start.
+    - `lost`: records were overwritten before the exporter read them.
+    - `full`: more records may follow.
+    - `probes`: PCI addresses of GPUs that the driver could not start.
     """
 
     reports: list[Report]
@@ -86,18 +87,18 @@ class Batch(NamedTuple):
 
 
 def slot_of(pci_bus_id: str) -> str:
-    """Remove the function from a PCI address: `0000:86:00` for 00000000:86:00.0 and 0000:86:00."""
+    """Removes the function from a PCI address: returns `0000:86:00` for 00000000:86:00.0 and for 0000:86:00."""
     return normalize_pci(pci_bus_id).partition(".")[0]
 
 
 def parse_record(record: bytes) -> XidLine | None:
-    """The XID in one record of /dev/kmsg, None if the record has no XID."""
+    """Returns the XID in one record of /dev/kmsg, None if the record has no XID."""
     report = parse_report(record)
     return None if report is None else report.line
 
 
 def parse_report(record: bytes) -> Report | None:
-    """Like `parse_record`, but with severity and presence of the number."""
+    """Returns the XID in one record of /dev/kmsg with its severity, None if the record has no XID."""
     begin = _begin_of(record)
     if begin is None:
         return None
@@ -111,9 +112,9 @@ def parse_report(record: bytes) -> Report | None:
 
 
 def parse_probe(record: bytes) -> tuple[str, bool] | None:
-    """The PCI address of a GPU that the driver could not start, and whether the driver does not support the board.
+    """Returns the PCI address of a GPU that the driver could not start. None for other records.
 
-    None for other records.
+    The second value is True if the driver does not support the board.
     """
     begin = _begin_of(record)
     if begin is None:
@@ -125,7 +126,7 @@ def parse_probe(record: bytes) -> tuple[str, bool] | None:
 
 
 def _begin_of(record: bytes) -> int | None:
-    """The position at which the text of a kernel record begins. None for a record that the kernel did not write."""
+    """Returns the position at which the text of a kernel record begins. None for a record from a process."""
     prefix = PREFIX.match(record)
     return prefix.end() if prefix is not None and int(prefix[1]) >> 3 == KERNEL_FACILITY else None
 
@@ -135,10 +136,10 @@ def _slot(address: bytes) -> str:
 
 
 class KernelLog:
-    """Reads the records of /dev/kmsg that are written after this object was made. Never blocks."""
+    """Reads the records that are written to /dev/kmsg after this object was made. Never blocks."""
 
     def __init__(self, path: Path, read: Callable[[int, int], bytes] = os.read) -> None:
-        """Open the log. Raises OSError if the log does not exist or this process may not read it."""
+        """Opens the log. Raises OSError if the log does not exist or this process may not read it."""
         self._read = read
         self._failed: set[str] = set()
         self._refused: set[str] = set()
@@ -154,9 +155,9 @@ class KernelLog:
         os.close(self._handle)
 
     def read_past(self) -> frozenset[str]:
-        """Read the old records, and return the PCI addresses of GPUs that the driver could not start. Raises OSError.
+        """Reads the old records. Returns the PCI addresses of GPUs that the driver could not start. Raises OSError.
 
-        Old XIDs are not counted: after a restart, they would be counted a second time.
+        Does not count old XIDs, because a restart would count them a second time.
         """
         os.lseek(self._handle, 0, os.SEEK_SET)
         probes: set[str] = set()
@@ -169,7 +170,7 @@ class KernelLog:
         return frozenset(probes)
 
     def read(self) -> Batch:
-        """The XIDs since the last read. Raises OSError."""
+        """Returns the XIDs since the last read. Raises OSError."""
         reports: list[Report] = []
         lost = False
         for _ in range(BATCH):
@@ -178,7 +179,7 @@ class KernelLog:
             except BlockingIOError:
                 return Batch(reports, lost, False, self._take_probes())
             except OSError as exc:
-                if exc.errno == errno.EPIPE:  # overwritten; the next read continues with the oldest record that is left
+                if exc.errno == errno.EPIPE:  # records were overwritten; the next read returns the oldest one left
                     lost = True
                 elif exc.errno != errno.EINVAL:  # EINVAL: longer than RECORD_MAX, and skipped by the kernel
                     raise
@@ -190,15 +191,15 @@ class KernelLog:
                 if (report := parse_report(record)) is not None:
                     reports.append(report)
                 elif (probe := parse_probe(record)) is not None:
-                    kept = self._refused if probe[1] else self._failed  # of each as many: boards that failed are missed
+                    kept = self._refused if probe[1] else self._failed  # PROBES_MAX of each kind
                     if len(kept) < PROBES_MAX:
                         kept.add(probe[0])
         return Batch(reports, lost, True, self._take_probes())
 
     def _take_probes(self) -> frozenset[str]:
-        """Return the PCI addresses of GPUs that the driver could not start since the last call.
+        """Returns the PCI addresses of GPUs that the driver could not start since the last call.
 
-        Boards that the driver does not support are omitted, because they are not expected to work.
+        Omits boards that the driver does not support, because they are not expected to work.
         """
         probes = frozenset(self._failed - self._refused)
         self._failed.clear()

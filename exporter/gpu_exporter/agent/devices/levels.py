@@ -1,9 +1,9 @@
-"""Published power and activity of real boards at work, at rest and in a hang. Scenarios select such a level in `work`.
+"""Published power and activity of real boards at work, at rest and in a hang. A scenario selects a level in `work`.
 
-This table is independent of the rules that judge such levels (`stalls` in defaults.yaml). A test is worthless if its
-watts are derived from the threshold. A value without a publication has the source "assumption".
+This table is independent of the rules that judge such levels (`stalls` in defaults.yaml): watts derived from a
+threshold would make a test worthless. A value without a publication has the source "assumption".
 
-Power is in watts, traffic in bytes per second (sum of both directions), all other values are shares from 0 to 1.
+Power is in watts, traffic in bytes per second (sum of both directions). All other values are ratios from 0 to 1.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 from gpu_exporter.agent.devices.loads import Constant, Load, Square, StagedLoad
 from gpu_exporter.agent.devices.products import Product
 
-WOBBLE_S = 46.0  # period of the changes of a level that wobbles: it must not fit into the means of ten seconds
+WOBBLE_S = 46.0  # period of the power's variation, no multiple of the exporter's means over ten seconds
 
 
 class Level(NamedTuple):
-    """`wobble_w`: amplitude of the power's variation in watts. `pipes`: activity of the busiest arithmetic pipe.
-    `source`: where the power value was published.
+    """Power and activity of a board. `wobble_w`: amplitude of the power's variation in watts. `source`: publication of
+    the power value.
     """
 
     utilization: float
@@ -73,7 +73,7 @@ LEVELS: Mapping[tuple[str, str], Level] = {
 
 
 def compile_work(model: str, product: Product, stages: Sequence[tuple[float, str]]) -> tuple[Load, dict[str, Load]]:
-    """Return a GPU's load, and the loads of its parts, from a list of (start in seconds, level). Raises KeyError."""
+    """Returns a GPU's load, and the loads of its parts, from a list of (start in seconds, level). Raises KeyError."""
     levels = [(start, LEVELS[model, name]) for start, name in stages]
     full_w = 0.9 * product.power_limit - product.idle_power  # the simulated power at load 1, above rest
 

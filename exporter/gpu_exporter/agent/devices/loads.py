@@ -1,6 +1,6 @@
 """Load curves of a scenario: utilization as a function of time, and its exact integral.
 
-Times are seconds since the scenario's start. Integrals are closed forms, so a test can compare the exact value with the
+Times are seconds since the scenario's start. Integrals are exact formulas, so that a test can compare them with the
 integral that the exporter computes from samples.
 """
 
@@ -15,11 +15,11 @@ class Load(Protocol):
     """A utilization curve, 0 to 1."""
 
     def integral(self, t: float) -> float:
-        """Integral of the load over (0, t], in seconds of full load."""
+        """Returns the integral of the load over (0, t], in seconds of full load."""
 
 
 def mean(load: Load, start: float, end: float) -> float:
-    """Mean load over (start, end], limited to 0 to 1 because of rounding errors."""
+    """Returns the mean load over (start, end], limited to 0 to 1 because of rounding errors."""
     if end <= start:
         return 0.0
     value = (load.integral(end) - load.integral(start)) / (end - start)
@@ -37,7 +37,7 @@ class Constant:
 
 
 class Square:
-    """Alternates: `high` for the share `duty` of each `period` (seconds), then `low`."""
+    """A load that alternates: `high` for the share `duty` of each `period` (seconds), then `low`."""
 
     def __init__(self, low: float, high: float, period: float, duty: float) -> None:
         self.low, self.high, self.period, self.duty = low, high, period, duty
@@ -66,8 +66,9 @@ class StagedLoad:
 
 
 class Curve:
-    """Straight lines between (time, value) points. The first value applies before the first point, the last value after
-    the last point. Two points with the same time make a step.
+    """Straight lines between (time, value) points. Two points with the same time make a step.
+
+    The first value applies before the first point, the last value after the last point.
     """
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:

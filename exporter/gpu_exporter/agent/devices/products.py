@@ -1,8 +1,9 @@
 """Facts about GPU products, for simulations.
 
-Sources: NVIDIA's public data sheets (memory, board power, maximum SM clock, PCIe generation). The idle power of V100 to
-H100 is from measurements in the SC'24 power study (arXiv 2312.02741), rounded to 5 W; the idle power of the others is
-an assumption. The values that each generation reports through NVML are from the API reference (see docs/metrics.md).
+Memory, board power, maximum SM clock and PCIe generation are from NVIDIA's public data sheets. The idle power of V100
+to H100 is from measurements in the SC'24 power study (arXiv 2312.02741), rounded to 5 W; the idle power of other
+products is an assumption. The API reference lists the values that each generation reports through NVML (see
+docs/metrics.md).
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ GIB = 1024**3
 class Product(NamedTuple):
     """One GPU product: `memory` in bytes, power in watts, clocks in hertz.
 
-    `pcie`, `nvlink`: bytes per second in one direction. `gpm`: it has GPU performance monitoring (Hopper and newer).
-    `margin`: it reports a temperature margin (Ada and newer) instead of absolute limits. `remap`: it remaps memory rows
-    (Ampere and newer); older products retire pages. `link_bytes`: NVLink counts bytes of each link (Blackwell) instead
-    of KiB of all links. `memory_slices`: number of slices of a board with MIG.
+    - `pcie`, `nvlink`: bytes per second in one direction.
+    - `gpm`: it has GPU performance monitoring (Hopper and newer).
+    - `margin`: it reports a temperature margin (Ada and newer) instead of absolute limits.
+    - `remap`: it remaps memory rows (Ampere and newer); older products retire pages.
+    - `link_bytes`: NVLink counts bytes of each link (Blackwell) instead of KiB of all links.
+    - `memory_slices`: number of memory slices of a board with MIG.
     """
 
     name: str

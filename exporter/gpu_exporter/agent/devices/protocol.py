@@ -1,8 +1,8 @@
 """The interface between collectors and backends (NVML, a replayed log, a simulation).
 
 A backend counts its devices and finds each by its position. A device has one method for each value. Every method may
-raise DeviceError and its subclasses. NotSupported means that this hardware does not have the value. All values are in
-base units; the backends convert the driver's units.
+raise DeviceError and its subclasses. NotSupported means that this hardware lacks the value. Backends convert the
+driver's units: all values are in base units.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ENGINES = ("encoder", "decoder", "jpeg", "ofa")  # the fixed-function engines wi
 
 
 class UtilizationSample(NamedTuple):
-    """One entry of the driver's ring buffer: the mean over a period that ends at `wall` (Unix seconds).
+    """One entry of the driver's ring buffer: the mean ratio over a period that ends at `wall` (Unix seconds).
 
     `span_s`: length of this period in seconds, None if the driver does not report it.
     """
@@ -30,7 +30,7 @@ class UtilizationSample(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Shares (0 to 1) of the driver's last sample period (1/6 to 1 s).
+    """Ratios (0 to 1) of the driver's last sample period (1/6 to 1 s).
 
     `gpu`: time in which a kernel ran. `memory`: time in which memory was read or written.
     """
@@ -40,7 +40,7 @@ class Rates(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Device memory in bytes. `reserved`: memory of the driver beside `used` and `free`. None if `used` has it."""
+    """Device memory in bytes. `reserved`: memory of the driver. None if `used` contains it."""
 
     total: int
     used: int
@@ -51,7 +51,7 @@ class Memory(NamedTuple):
 class Processes(NamedTuple):
     """The processes with a context on the device that are visible to the exporter.
 
-    `listed`: the compute and graphics processes, None if the driver reports only their number.
+    `compute`, `graphics`: their numbers. `listed`: the processes, None if the driver reports only their number.
     """
 
     compute: int
@@ -60,11 +60,12 @@ class Processes(NamedTuple):
 
 
 class ProcessUtilization(NamedTuple):
-    """One process's use of the device since a given time.
+    """One process's use of the device since a given time. All values are raw values of the driver.
 
-    `wall`: Unix seconds of the newest sample. `ratio`: mean share of the time in which kernels of the process ran.
-    `is_active`: the process has used the device, including its engines. Both are raw values of the driver: a `ratio`
-    above 1 is invalid. The exporter uses the pid only to find the process's cgroup on this host.
+    - `wall`: Unix seconds of the newest sample.
+    - `ratio`: mean ratio of the time in which kernels of the process ran. A value above 1 is invalid.
+    - `is_active`: the process has used the device, including its engines.
+    - `pid`: used only to find the process's cgroup on this host.
     """
 
     pid: int
@@ -77,7 +78,7 @@ class ProcessUtilization(NamedTuple):
 
 
 class Clocks(NamedTuple):
-    """Hertz; None if not reported."""
+    """Clocks in hertz, None if not reported."""
 
     sm: float | None
     memory: float | None
@@ -92,14 +93,14 @@ class Traffic(NamedTuple):
 
 
 class Pcie(NamedTuple):
-    """PCIe traffic since the driver was loaded, and the number of packets that were sent again (None if unknown)."""
+    """PCIe traffic since the driver was loaded. `replays`: number of packets that were sent again. None if unknown."""
 
     traffic: Traffic | None
     replays: int | None
 
 
 class PcieLink(NamedTuple):
-    """Present and maximum generation and number of lanes of the PCIe link, for this slot. None if unknown."""
+    """Present and maximum generation and lanes of the PCIe link in this slot. None if unknown."""
 
     generation: int | None
     generation_max: int | None
@@ -110,10 +111,11 @@ class PcieLink(NamedTuple):
 class Gpm(NamedTuple):
     """GPU performance monitoring over the last `span_s` seconds. Ratios are the driver's values, None if not available.
 
-    `engines`: the busiest of the video, JPEG and optical-flow engines. `missing`: a value that is normally available is
-    missing in this reading (an error, NaN, or not a share), so the other values do not prove idleness. `pcie`,
-    `nvlink`: bytes per second, sum of both directions. `elapsed_cycles`, `active_cycles`: counters of the SMs that only
-    grow, None on drivers without them.
+    - `engines`: ratio of the busiest video, JPEG or optical-flow engine.
+    - `missing`: a value that is normally available is missing now (an error, NaN, or not a ratio). The other values
+      then do not prove idleness.
+    - `pcie`, `nvlink`: bytes per second, sum of both directions.
+    - `elapsed_cycles`, `active_cycles`: counters of the SMs that never fall, None on drivers without them.
     """
 
     span_s: float
@@ -136,7 +138,7 @@ class Gpm(NamedTuple):
 class RowRemaps(NamedTuple):
     """Numbers of remapped memory rows, by cause.
 
-    Also whether a remap waits for a reset, and whether a remap has failed (0 or 1).
+    `pending`: 1 if a remap waits for a reset. `failed`: 1 if a remap has failed.
     """
 
     corrected: int
@@ -148,10 +150,11 @@ class RowRemaps(NamedTuple):
 class InstanceIdentity(NamedTuple):
     """One MIG instance. `mig` is "gpu instance id/compute instance id".
 
-    `sm_slices`: the instance's compute slices; a fraction if compute instances share a GPU instance and report no
-    slices. `placement`: as in model.InstanceReading. `memory`: "own" if the compute instance is alone on its GPU
-    instance. If several share it, the memory is counted once: "first" for the compute instance that gets it, "none" for
-    the others.
+    - `sm_slices`: the instance's compute slices; a fraction if compute instances share a GPU instance and report no
+      slices.
+    - `placement`: as in model.InstanceReading.
+    - `memory`: "own" if the compute instance is alone on its GPU instance. Otherwise the memory is counted once:
+      "first" for the compute instance that gets it, "none" for the others.
     """
 
     uuid: str
@@ -171,15 +174,17 @@ class Instance(Protocol):
     def read_memory(self) -> Memory: ...
 
     def read_gpm(self) -> Gpm | None:
-        """Activity since the last read of the instance. None at the first read, and if the last read is too old."""
+        """Returns the activity since the last read of the instance. None at the first read, or if the last read is too
+        old.
+        """
 
 
 class Device:
     """One physical GPU. Each read method raises NotSupported unless a backend overrides it.
 
-    `answers`: number of calls that the driver has answered, to detect a GPU that no longer answers.
-    `instances_complete`: whether the last list of instances is complete. `reason`: the NVML error to raise for a
-    missing value.
+    - `answers`: number of calls that the driver has answered. It shows whether a GPU still answers.
+    - `instances_complete`: the last list of instances is complete.
+    - `reason`: the NVML error to raise for a missing value.
     """
 
     identity: DeviceIdentity
@@ -191,38 +196,42 @@ class Device:
         return NotSupported(call, self.reason)
 
     def identify(self) -> None:
-        """Read the missing parts of the identity. Never raises: `take_errors` returns the errors."""
+        """Reads the missing parts of the identity. Never raises: `take_errors` returns the errors."""
         return
 
     def is_alive(self) -> bool:
-        """Whether the GPU still answers other calls, after one call has reported a lost GPU or a changed driver."""
+        """Returns whether the GPU still answers other calls, after one call has reported a lost GPU or a changed
+        driver.
+        """
         return False
 
     def first_failure(self) -> str:
-        """Name one failed call and its error, "" if no call has failed. An unsupported value is not a failure."""
+        """Returns one failed call and its error, "" if no call has failed. An unsupported value is not a failure."""
         return ""
 
     def read_utilization(self) -> Rates:
         raise self._nothing("nvmlDeviceGetUtilizationRates")
 
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
-        """The driver's samples newer than `since_wall` (Unix seconds), oldest first. Empty without new samples."""
+        """Returns the driver's samples newer than `since_wall` (Unix seconds), oldest first. Empty
+        without new samples.
+        """
         raise self._nothing("nvmlDeviceGetSamples")
 
     def read_engine(self, engine: str) -> float:
-        """Share of time that one of ENGINES was busy, 0 to 1."""
+        """Returns the ratio of time for which one of ENGINES was busy."""
         raise self._nothing(f"nvmlDeviceGet{engine.capitalize()}Utilization")
 
     def read_engine_samples(self, engine: str, since_wall: float) -> Sequence[UtilizationSample]:
-        """The driver's samples of one of ENGINES, as in `read_utilization_samples`."""
+        """Returns the driver's samples of one of ENGINES, as `read_utilization_samples` does."""
         raise self._nothing("nvmlDeviceGetSamples")
 
     def read_gpm(self) -> Gpm | None:
-        """Activity since the last read. None at the first read, and if the last read is too old."""
+        """Returns the activity since the last read. None at the first read, or if the last read is too old."""
         raise self._nothing("nvmlGpmMetricsGet")
 
     def reopen_gpm(self, subject: str) -> None:
-        """Close the GPM window of the board (`subject` is "") or of the MIG instance with this UUID. Never raises.
+        """Closes the GPM window of the board (`subject` is "") or of the MIG instance with this UUID. Never raises.
 
         The next read begins a new window.
         """
@@ -232,36 +241,36 @@ class Device:
         raise self._nothing("nvmlDeviceGetMemoryInfo")
 
     def read_power(self) -> float:
-        """Watts."""
+        """Returns the power in watts."""
         raise self._nothing("nvmlDeviceGetPowerUsage")
 
     def read_power_limit(self) -> float:
-        """Watts, the enforced limit."""
+        """Returns the enforced power limit in watts."""
         raise self._nothing("nvmlDeviceGetEnforcedPowerLimit")
 
     def read_default_power_limit(self) -> float:
-        """The manufacturer's power limit in watts. It stays the same if an administrator sets another limit."""
+        """Returns the manufacturer's power limit in watts. An administrator's limit does not change it."""
         raise self._nothing("nvmlDeviceGetPowerManagementDefaultLimit")
 
     def read_energy(self) -> float:
-        """Joules since the driver was loaded."""
+        """Returns the joules since the driver was loaded."""
         raise self._nothing("nvmlDeviceGetTotalEnergyConsumption")
 
     def read_temperature(self) -> float:
-        """Degrees Celsius of the GPU sensor."""
+        """Returns the temperature of the GPU sensor in degrees Celsius."""
         raise self._nothing("nvmlDeviceGetTemperature")
 
     def read_memory_temperature(self) -> float:
-        """Degrees Celsius of the hottest memory sensor."""
+        """Returns the temperature of the hottest memory sensor in degrees Celsius."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_temperature_margin(self) -> float:
-        """Degrees Celsius below the temperature at which the GPU slows down. Negative above this temperature."""
+        """Returns the degrees Celsius left until the GPU slows down. Negative if it already slows down."""
         raise self._nothing("nvmlDeviceGetMarginTemperature")
 
     def read_temperature_limits(self) -> Mapping[str, float]:
-        """The temperature limits in degrees Celsius (shutdown, slowdown, gpu_max, memory_max). Unsupported limits are
-        omitted.
+        """Returns the temperature limits in degrees Celsius: shutdown, slowdown, gpu_max, memory_max. Omits unsupported
+        limits.
         """
         raise self._nothing("nvmlDeviceGetTemperatureThreshold")
 
@@ -269,15 +278,15 @@ class Device:
         raise self._nothing("nvmlDeviceGetClockInfo")
 
     def read_performance_state(self) -> int:
-        """0 (highest) to 15 (lowest)."""
+        """Returns the P-state: 0 (highest performance) to 15 (lowest)."""
         raise self._nothing("nvmlDeviceGetPerformanceState")
 
     def read_throttle_seconds(self) -> Mapping[str, float]:
-        """Seconds for which each throttle reason was active. Reasons without a counter are omitted."""
+        """Returns the seconds for which each throttle reason was active. Omits reasons without a counter."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_throttle_active(self) -> Mapping[str, bool]:
-        """Whether each throttle reason is active now. Reasons that the device does not support are omitted."""
+        """Returns whether each throttle reason is active now. Omits reasons that the device does not support."""
         raise self._nothing("nvmlDeviceGetCurrentClocksEventReasons")
 
     def read_pcie(self) -> Pcie:
@@ -290,44 +299,44 @@ class Device:
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_ecc_errors(self) -> Mapping[str, int]:
-        """Errors since the driver was loaded, by severity: corrected, uncorrected."""
+        """Returns the errors since the driver was loaded, by severity: corrected, uncorrected."""
         raise self._nothing("nvmlDeviceGetTotalEccErrors")
 
     def read_row_remaps(self) -> RowRemaps:
         raise self._nothing("nvmlDeviceGetRemappedRows")
 
     def read_retired_pages(self) -> Mapping[str, int]:
-        """The number of retired pages by cause (single_bit, double_bit), on GPUs before Ampere."""
+        """Returns the number of retired pages by cause (single_bit, double_bit), on GPUs before Ampere."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_recovery_action(self) -> int:
-        """The recovery action that the driver requests, as in nvmlDeviceGpuRecoveryAction_t. 0 is no action."""
+        """Returns the recovery action that the driver requests, as in nvmlDeviceGpuRecoveryAction_t. 0 is no action."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_processes(self) -> Processes:
         raise self._nothing("nvmlDeviceGetComputeRunningProcesses")
 
     def read_process_utilization(self, since_wall: float) -> Sequence[ProcessUtilization]:
-        """The work of each process that has used the device since `since_wall` (Unix seconds).
+        """Returns the work of each process that has used the device since `since_wall` (Unix seconds).
 
         Some entries of the driver have pids that do not exist.
         """
         raise self._nothing("nvmlDeviceGetProcessUtilization")
 
     def read_persistence_mode(self) -> bool:
-        """Whether the driver keeps the GPU initialised while no process uses it."""
+        """Returns whether the driver keeps the GPU initialised while no process uses it."""
         raise self._nothing("nvmlDeviceGetPersistenceMode")
 
     def list_instances(self) -> Sequence[Instance]:
-        """MIG instances; empty if MIG is off. Raises NotSupported if the hardware has no MIG."""
+        """Returns the MIG instances, empty if MIG is off. Raises NotSupported if the hardware has no MIG."""
         return ()
 
     def take_errors(self) -> Sequence[DeviceError]:
-        """Return and clear the errors of single values, in calls that otherwise succeeded."""
+        """Returns and clears the errors of single values, in calls that otherwise succeeded."""
         return ()
 
     def renew(self) -> None:
-        """Get this device from the driver again after it was lost. Raises DeviceError while it is still lost."""
+        """Gets this device from the driver again after it was lost. Raises DeviceError while it is still lost."""
         return
 
 
@@ -343,22 +352,22 @@ class EventWatch(Protocol):
     """A registration for events of some devices."""
 
     covered: frozenset[str]
-    """UUIDs of the devices whose events are received here."""
+    """UUIDs of the devices whose events arrive here."""
 
     complete: bool
-    """False if the registration of a device failed; it may succeed later."""
+    """False if the registration of a device failed. It may succeed later."""
 
     def wait(self, timeout_s: float) -> XidEvent | None:
-        """The next event, None if there is no event within `timeout_s`. Raises DeviceError."""
+        """Returns the next event, None if there is no event within `timeout_s`. Raises DeviceError."""
 
     def close(self) -> None:
-        """End the registration. Never raises."""
+        """Ends the registration. Never raises."""
 
 
 class Backend(Protocol):
     """A source of devices. `name`: its name in messages. `vendor`: the manufacturer of the devices.
 
-    `is_live`: the devices are GPUs of this host, so PCI addresses and pids refer to this host.
+    `is_live`: the devices are GPUs of this host, so that PCI addresses and pids refer to this host.
     """
 
     name: str
@@ -366,19 +375,19 @@ class Backend(Protocol):
     is_live: bool
 
     def open(self) -> None:
-        """Initialize the driver. Raises DriverUnavailable, and may then be called again later."""
+        """Opens the driver. Raises DriverUnavailable; the caller may then try again later."""
 
     def count(self) -> int:
-        """The number of positions in the driver's list of GPUs. Raises DriverUnavailable."""
+        """Returns the number of positions in the driver's list of GPUs. Raises DriverUnavailable."""
 
     def find(self, position: int) -> Device:
-        """The device at one position of the driver's list of GPUs. Raises DeviceError."""
+        """Returns the device at one position of the driver's list of GPUs. Raises DeviceError."""
 
     def watch_events(self, devices: Iterable[Device]) -> EventWatch:
-        """Register for the XIDs of these devices.
+        """Registers for the XIDs of these devices.
 
         Raises NotSupported if the backend has no events, DeviceError if no device can be registered.
         """
 
     def close(self) -> None:
-        """Close the driver. Never raises."""
+        """Closes the driver. Never raises."""

@@ -1,11 +1,13 @@
-"""A backend that replays logs of nvidia-smi, one file per GPU: once, at the speed of the clock, from the first read on.
+"""A backend that replays logs of nvidia-smi once, in real time from the first read on. Each file is one GPU.
 
-Format: the output of `nvidia-smi --query-gpu=... --format=csv`, with or without `nounits`, plain or gzip. The columns
-timestamp and utilization.gpu [%] are required. These columns are used if present: temperature.gpu, clocks.current.sm
-[MHz], and power.draw.instant [W] or else power.draw [W]. The columns may have any order; other columns are ignored. A
-cell without a value (`[N/A]`, `[Not Supported]`, `[GPU is lost]`) counts as no data. An incomplete last line is
-dropped. After the last row, reads return no data. Energy is the trapezoidal integral of the power, because these logs
-have no energy counter.
+The format is the output of `nvidia-smi --query-gpu=... --format=csv`, with or without `nounits`, plain or gzip.
+
+- Required columns: timestamp, utilization.gpu [%].
+- Optional columns: temperature.gpu, clocks.current.sm [MHz], power.draw.instant [W] or else power.draw [W].
+- The columns may have any order. Other columns are ignored.
+- A cell without a value (`[N/A]`, `[Not Supported]`, `[GPU is lost]`) counts as no data.
+- An incomplete last line is dropped. After the last row, reads return no data.
+- Energy is the trapezoidal integral of the power, because these logs have no energy counter.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ NO_VALUE = re.compile(r"\[[^\]]*\]|N/A")  # nvidia-smi writes the reason for a m
 
 
 class ReplayError(ValueError):
-    """The file is not an nvidia-smi log. The text has the file, the line and the error."""
+    """The file is not an nvidia-smi log. The text contains the file, the line and the error."""
 
 
 class Recording:
@@ -70,11 +72,11 @@ class Recording:
         return self.times[-1]
 
     def at(self, column: Sequence[float | None], t: float) -> float | None:
-        """The value of the newest row that is not after `t`."""
+        """Returns the value of the newest row that is not after `t`."""
         return column[max(0, bisect.bisect_right(self.times, t) - 1)]
 
     def energy_at(self, t: float) -> float | None:
-        """Energy in joules over (0, t], interpolated between rows. None before the first row with a power value."""
+        """Returns the joules over (0, t], interpolated between rows. None before the first row with a power value."""
         i = bisect.bisect_right(self.energy_times, t)
         if i == 0:
             return None
@@ -95,10 +97,10 @@ def read_recording(path: Path) -> Recording:
 
 
 def parse_recording(text: str, place: str = "recording") -> Recording:
-    """Convert the text of a log to columns. Drops rows that repeat the row before or go back in time.
+    """Converts the text of a log to columns. Drops rows that repeat the row before or go back in time.
 
-    Raises ReplayError for a log of several GPUs, because their rows would be mixed into one GPU. Also raises it if a
-    cell is neither a number in the column's unit nor a mark for a missing value.
+    Raises ReplayError if a cell is neither a number in the column's unit nor marked as missing. Raises it for a log of
+    several GPUs, because their rows would be mixed into one GPU.
     """
     try:
         rows = list(csv.reader(text.splitlines(), skipinitialspace=True))
@@ -109,7 +111,7 @@ def parse_recording(text: str, place: str = "recording") -> Recording:
         if name not in header:
             raise ReplayError(f"{place}:1: column {name!r} is missing")
     if len(rows) > 1 and (len(rows[-1]) < len(header) or not text.endswith(("\n", "\r"))):
-        rows.pop()  # nvidia-smi ends each line: this line was cut, and 40 may have been 400
+        rows.pop()  # nvidia-smi ends each line with a newline: this line was cut, and 40 may have been 400
     power = next((name for name in POWER if name in header), "")
     columns = [header.index(name) if name in header else None for name in (UTILIZATION, TEMPERATURE, SM_CLOCK, power)]
     keys = [header.index(name) for name in KEYS if name in header]
@@ -148,9 +150,9 @@ def parse_recording(text: str, place: str = "recording") -> Recording:
 
 
 def _is_no_row(row: Sequence[str], header: Sequence[str], following: Sequence[str] | None) -> bool:
-    """Whether a line is not a data row.
+    """Returns whether a line is not a data row.
 
-    It may be empty, a message of nvidia-smi, a repeated header (nvidia-smi appended to an existing log), or an
+    Such a line is empty, a message of nvidia-smi, a repeated header (nvidia-smi appended to an existing log), or an
     incomplete line before such a header.
     """
     if not any(row) or row == header:
@@ -176,7 +178,7 @@ def _parse_cell(cell: str, column: str) -> float | None:
     except ValueError:
         value = math.nan
     if value < 0:
-        return None  # no such column has negative values, except those of failed sensors
+        return None  # only a failed sensor has a negative value
     if not value < math.inf:
         raise ValueError(f"{column}: {cell!r} is not a number" + (f" of {unit}" if unit else ""))
     return value
@@ -204,7 +206,7 @@ def _append(
 
 
 class ReplayDevice(Device):
-    """One recording as a GPU."""
+    """One recording, presented as a GPU."""
 
     reason = "NVML_ERROR_NO_DATA"
 
@@ -240,7 +242,7 @@ class ReplayDevice(Device):
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
         now = self._now()
         zero = self._clock.wall() - now
-        # After the end the last samples are still returned once, as a driver's ring would do.
+        # After the end, the last samples are returned once more, as from a driver's ring.
         if now > self._recording.duration_s and since_wall - zero >= self._recording.duration_s - 1e-3:
             raise NotSupported("nvmlDeviceGetSamples", self.reason)
         samples = self._recording.merged
@@ -270,7 +272,7 @@ class ReplayDevice(Device):
 
 
 class ReplayBackend:
-    """Recordings as the GPUs of one node, in the order given."""
+    """Recordings, presented as the GPUs of one node, in the order of `paths`."""
 
     name = "replay"
     vendor = NVIDIA

@@ -45,8 +45,8 @@ from gpu_exporter.common.plain import nearest
 
 FOREVER = float("inf")
 FILE_MAX = 16 * 2**20  # bytes
-# Parts with their own load: engines (shares of time), traffic (shares of the link), GPM ratios, and power (share of the
-# range from idle to nine tenths of the limit).
+# Parts with their own load, all from 0 to 1: engines (of the time), traffic (of the link's bandwidth), GPM ratios, and
+# power (of the range from idle to nine tenths of the limit).
 PARTS = (
     *("encoder", "decoder", "jpeg", "ofa", "pcie", "nvlink"),
     *("graphics", "sm", "tensor", "dram", "fp64", "fp32", "fp16", "power"),
@@ -74,7 +74,7 @@ HEALTH = (
 
 
 class ScenarioError(ValueError):
-    """The file is not a valid scenario. The text has the place and the error."""
+    """The file is not a valid scenario. The text contains the place and the error."""
 
 
 class Fault(NamedTuple):
@@ -91,7 +91,7 @@ class Fault(NamedTuple):
 
 
 class ScenarioInstance(NamedTuple):
-    """One MIG instance, present in [start, end).
+    """One MIG instance that exists in [start, end).
 
     `sm_slices`: its own compute slices. `gpu_slices`: the slices of its GPU instance.
     """
@@ -126,7 +126,7 @@ class ScenarioGpu:
     xids: tuple[tuple[float, int], ...] = ()
     health: Mapping[str, int] = dataclasses.field(default_factory=dict)
     memory_slices: int = 8  # of the whole board
-    kept_memory: int = 0  # bytes in use without a holder, as on boards whose memory the system manages
+    kept_memory: int = 0  # bytes in use without a holder, as on boards with memory that the system manages
 
     def has_mig(self, t: float) -> bool:
         """Whether MIG mode is on at `t`."""
@@ -154,7 +154,7 @@ class HostStage(NamedTuple):
 
 
 class ScenarioHolder(NamedTuple):
-    """A holder that has a unit in [start, end). `name` is namespace/pod/container or a job id."""
+    """A holder that has a unit in [start, end). `name`: namespace/pod/container, or a job id."""
 
     unit: UnitId
     gpu: int
@@ -171,17 +171,17 @@ class ScenarioHolder(NamedTuple):
     training: TrainingLoop | None = None
 
     def evidence_at(self, t: float) -> HostEvidence | None:
-        """The holder's activity on the host at `t`, None if the scenario does not define it."""
+        """Returns the holder's activity on the host at `t`, None if the scenario does not define it."""
         return next((stage.evidence for stage in reversed(self.host) if stage.start <= t), None)
 
     def report_at(self, t: float) -> RankReport | None:
-        """What its training loop reports at `t`, None without one."""
+        """Returns the report of the holder's training loop at `t`, None without a training loop."""
         uuid = self.unit.mig_uuid or self.unit.uuid
         return self.training.report(uuid, t - self.start) if self.training is not None else None
 
 
 class Scenario(NamedTuple):
-    """A whole node."""
+    """The GPUs and holders of one node."""
 
     gpus: tuple[ScenarioGpu, ...]
     holders: tuple[ScenarioHolder, ...]
@@ -191,7 +191,7 @@ class Scenario(NamedTuple):
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Read a scenario file. Raises ScenarioError, whose text begins with the file, or OSError if it cannot be read."""
+    """Reads a scenario file. Raises ScenarioError, whose text begins with the path, or OSError."""
     import yaml  # slow to import, and needed only if a file is given
 
     try:
@@ -204,7 +204,7 @@ def load_scenario(path: Path) -> Scenario:
 
 
 def parse_scenario(data: object) -> Scenario:
-    """Convert the parsed file to a scenario. Raises ScenarioError, whose text has the place of the error."""
+    """Converts the parsed file to a scenario. Raises ScenarioError, whose text contains the place of the error."""
     top = _ScenarioReader("scenario", data)
     seed = int(top.number("seed", 0))
     gpus = tuple(
@@ -235,7 +235,7 @@ class _ScenarioReader:
         return self._data.pop(key, default)
 
     def _need(self, key: str, default: object) -> object:
-        """As `take`. A missing key without a default is an error."""
+        """Returns the value like `take`. Raises ScenarioError if the key is missing and has no default."""
         if default is None and key not in self._data:
             meant = nearest(key, map(str, self._data))
             raise ScenarioError(f"{self.place}: {key} is missing" + (f"; is {meant!r} meant for it?" if meant else ""))
@@ -376,7 +376,7 @@ def _parse_gpu(reader: _ScenarioReader, index: int, seed: int) -> ScenarioGpu:
 
 
 def _parse_work(reader: _ScenarioReader, model: str, product: Product) -> tuple[Load, dict[str, Load]]:
-    """The load and the parts of a GPU, either from named levels or from explicit curves."""
+    """Returns the load of a GPU and of its parts, from named levels or from explicit curves."""
     entries = reader.entries("work")
     if not entries:
         load = _parse_load(f"{reader.place}.load", reader.take("load", {"kind": "constant", "value": 0}))

@@ -1,4 +1,4 @@
-"""Simulates one rank of a training loop in a scenario, and the report that the rank writes."""
+"""Simulates one rank of a training loop in a scenario, and the rank's report."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from gpu_exporter.common.model.training import RankReport
 class TrainingLoop(NamedTuple):
     """One rank of a training loop.
 
-    `step`: duration of a step in seconds. `wait`: share of a step in which the GPU waits for data. `world_size`: 1 if
-    the training is not distributed. `workers`, `batch_size`: 0 if the report does not contain them.
+    - `step`: duration of a step in seconds.
+    - `wait`: share of a step in which the GPU waits for data.
+    - `world_size`: 1 if the training is not distributed.
+    - `workers`, `batch_size`: 0 if the report does not contain them.
     """
 
     step: float
@@ -22,7 +24,7 @@ class TrainingLoop(NamedTuple):
     batch_size: int
 
     def report(self, uuid: str, runs_s: float) -> RankReport:
-        """The report of a loop that has run for `runs_s` seconds on the GPU or MIG instance `uuid`."""
+        """Returns the report of a loop that has run for `runs_s` seconds on the GPU or MIG instance `uuid`."""
         steps = int(runs_s / self.step)
         whole_s = steps * self.step
         waits_s = whole_s * self.wait

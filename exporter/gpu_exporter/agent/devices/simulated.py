@@ -1,4 +1,6 @@
-"""A backend that plays a scenario in the exporter's process, on the given clock: for the demo and for tests."""
+"""A backend that simulates a scenario in the exporter's process, on the given clock. Used for the demo
+and for tests.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ from gpu_exporter.common.vendor import NVIDIA
 
 DRIVER_VERSION = "580.00.00"
 RESERVED = 512 * 1024**2
-# Parts that the scenario does not define follow from the load: GPM ratios of a typical training, and some traffic.
+# The main load times this factor is the load of a part that the scenario omits: ratios of a typical training.
 FOLLOWS = {
     "graphics": 1.0,
     "sm": 0.8,
@@ -65,7 +67,7 @@ SLOWDOWN_AT = 87.0  # at this temperature the margin of newer boards is 0
 
 
 class Scaled:
-    """A share of another load."""
+    """A load multiplied by a factor."""
 
     def __init__(self, load: loads.Load, factor: float) -> None:
         self._load, self._factor = load, factor
@@ -103,7 +105,9 @@ class ScenarioTime:
     def read_gpm(
         self, uuid: str, parts: Mapping[str, loads.Load], rates: Mapping[str, float], *, with_engines: bool = False
     ) -> Gpm | None:
-        """Mean GPM values since the last read of `uuid`. `rates`: bytes per second at full load, both directions."""
+        """Returns the mean GPM values since the last read of `uuid`. `rates`: bytes per second at full load, both
+        directions.
+        """
         now = self.now()
         since = self.gpm_seen.get(uuid)
         self.gpm_seen[uuid] = now
@@ -117,7 +121,9 @@ class ScenarioTime:
 
 
 def resolve_parts(load: loads.Load, given: Mapping[str, loads.Load]) -> dict[str, loads.Load]:
-    """The load of every part: the scenario's load for it, otherwise one derived from the main load, otherwise 0."""
+    """Returns the load of every part: the scenario's own load for it, else a load derived from the
+    main load, else 0.
+    """
     parts: dict[str, loads.Load] = {name: loads.Constant(0.0) for name in ("encoder", "decoder", "jpeg", "ofa")}
     parts["nvlink"] = loads.Constant(0.0)
     parts.update((name, Scaled(load, factor)) for name, factor in FOLLOWS.items())
@@ -169,7 +175,7 @@ class SimulatedDevice(Device):
         return "enabled" if self._gpu.has_mig(now) else "disabled"
 
     def _meet_faults(self, call: str) -> float:
-        """Apply the scenario's present fault for `call`: raise or wait. Returns the scenario's time."""
+        """Applies the scenario's present fault for `call`: raises or waits. Returns the scenario's time in seconds."""
         now = self._stage.now()
         fault = self._gpu.fault(call, now)
         if fault is None:
@@ -184,7 +190,7 @@ class SimulatedDevice(Device):
         raise error
 
     def _load(self, now: float) -> loads.Load:
-        """The load of the whole board. With MIG, the combined load of its instances."""
+        """Returns the load of the whole board. With MIG, the combined load of its instances."""
         if not self._gpu.has_mig(now):
             return self._gpu.load
         return Partitioned(self._gpu.instances, self.identity.mig_slices)
@@ -365,7 +371,9 @@ class SimulatedDevice(Device):
 
 
 class Partitioned:
-    """The load of a board with MIG: sum of the instances' loads, each times its share of the board's slices."""
+    """The load of a board with MIG: the sum of the instances' loads, each multiplied by its share of the board's
+    slices.
+    """
 
     def __init__(self, instances: Sequence[ScenarioInstance], board_slices: int) -> None:
         self._instances = instances
@@ -380,7 +388,7 @@ class Partitioned:
 
 
 class SimulatedEvents:
-    """The scenario's XIDs, each returned once, at its time."""
+    """The scenario's XIDs. Each is returned once, at its time."""
 
     def __init__(self, stage: ScenarioTime, devices: Iterable[Device]) -> None:
         self._stage = stage
