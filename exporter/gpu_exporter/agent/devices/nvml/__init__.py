@@ -1,1 +1,1 @@
-"""Reads GPUs through NVML. No other package imports pynvml."""
+"""Reads GPUs through NVML. Only this package imports pynvml."""

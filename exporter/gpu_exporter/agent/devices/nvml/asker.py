@@ -1,4 +1,4 @@
-"""Makes NVML calls for one device: remembers refused calls, and reports each missing permission once."""
+"""Makes NVML calls for one device. Remembers refused calls, and reports each missing permission once."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ GRANTS = {
 
 
 class Asker:
-    """Makes NVML calls for one device. Remembers refused calls. `handle` can be replaced after the GPU was lost."""
+    """Makes NVML calls for one device, and remembers refused calls. `handle` may be replaced after the GPU was lost."""
 
     def __init__(
         self, library: Library, handle: Handle, support: SupportMatrix, label: str, warned: set[str] | None = None
     ) -> None:
-        """`warned`: calls for which a missing permission was already reported, shared by all askers of a device."""
+        """`warned`: calls for which a missing permission was already reported. All askers of a device share it."""
         self.library = library
         self.handle = handle
         self.support = support
@@ -43,7 +43,7 @@ class Asker:
         self._warned = set[str]() if warned is None else warned
 
     def __call__(self, call: str, *arguments: Any, about: object = None) -> Any:
-        """Make a call and return its answer. `about`: replaces the arguments as the key of a stored refusal."""
+        """Makes a call. Returns its answer. `about`: replaces the arguments in the key of a stored refusal."""
         question = (call, about if about is not None else arguments)
         self.support.check(question)
         try:
@@ -67,7 +67,9 @@ class Asker:
         return answer
 
     def first(self, *calls: tuple[Any, ...]) -> Any:
-        """The answer of the first (call, *arguments) that the driver supports. Raises NotSupported without one."""
+        """Returns the answer of the first (call, *arguments) that the driver supports. Raises NotSupported without such
+        a call.
+        """
         for call, *arguments in calls[:-1]:
             try:
                 return self(call, *arguments)
@@ -85,7 +87,9 @@ class Asker:
 
 
 def refusal_of(call: str, code: int) -> DeviceError:
-    """The exception for the return code of one value. Some devices return INVALID_ARGUMENT for an unsupported value."""
+    """Returns the exception for the return code of one value. Some devices return INVALID_ARGUMENT for an unsupported
+    value.
+    """
     if code == nvml.NVML_ERROR_INVALID_ARGUMENT:
         return NotSupported(call, nvml.error_name(code))
     return device_error(call, nvml.error_name(code))
@@ -101,7 +105,7 @@ class Fields:
         self.errors: list[DeviceError] = []
 
     def read(self, *wanted: int | tuple[int, int]) -> dict[int | tuple[int, int], float]:
-        """Read these fields, given as id or (id, scope). The result has the same keys, without unsupported fields.
+        """Returns the values of these fields by field (id or (id, scope)), without unsupported fields.
 
         If a single field fails, its error is added to `errors`. Raises DeviceError if the whole call fails.
         """
@@ -128,15 +132,15 @@ class Fields:
         return found
 
     def refuse(self, field: int | tuple[int, int]) -> None:
-        """Treat a field that has stopped answering as unsupported: from now on, read it only every RETRY_S."""
+        """Treats a field that no longer answers as unsupported: reads it only every RETRY_S from now on."""
         self._ask.support.give_up((self.CALL, field), NotSupported(self.CALL, "NVML_ERROR_NO_DATA"))
 
     def ask_again(self, field: int | tuple[int, int]) -> None:
-        """Drop the refusal of this field. The next `read` reads it again."""
+        """Forgets the refusal of this field. The next `read` reads it again."""
         self._ask.support.forget((self.CALL, field))
 
     def one(self, field: int) -> float:
-        """A single field. Raises NotSupported if it is not available."""
+        """Returns the value of a single field. Raises NotSupported if it is not available."""
         found = self.read(field)
         if field not in found:
             raise NotSupported(self.CALL, "NVML_ERROR_NOT_SUPPORTED")

@@ -1,4 +1,4 @@
-"""The backend that reads NVML: the driver of this host, or a recording of a driver."""
+"""The backend that uses NVML: the driver of this host, or a recording of a driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpu_exporter.agent.devices.protocol import (
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.common.vendor import NVIDIA
 
-COUNT_MAX = 1024  # GPUs of a host; the largest hosts have 16, and as many positions of virtual GPUs
+COUNT_MAX = 1024  # GPUs of a host; the largest hosts have 16, and 16 positions of virtual GPUs
 
 
 class NvmlBackend:

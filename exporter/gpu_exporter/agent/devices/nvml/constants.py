@@ -1,7 +1,7 @@
 """NVML's numeric constants under their NVML names.
 
-Older versions of pynvml lack some of these names, so the backend uses this table instead. A test compares every row
-with the newest pynvml. Source: nvml.h, as published with nvidia-ml-py 13.615.71.
+Older versions of pynvml lack some of these names, so the exporter uses this table. A test compares every row with the
+newest pynvml. Source: nvml.h, as published with nvidia-ml-py 13.615.71.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ERROR_NAMES = {
 
 
 def error_name(code: int) -> str:
-    """NVML's name of a return code."""
+    """Returns NVML's name of a return code."""
     return ERROR_NAMES.get(code, f"NVML error {code}")
 
 
@@ -115,7 +115,7 @@ GPM_RATIOS = {
     "tensor": NVML_GPM_METRIC_ANY_TENSOR_UTIL,
     "dram": NVML_GPM_METRIC_DRAM_BW_UTIL,
 }
-# Of whole GPUs, for the search for stalls alone: no witness of idleness, so a failure of one makes no time unknown.
+# Of whole GPUs, only for the detection of stalls. They are not witnesses, so activity stays known if one fails.
 GPM_PIPES = {
     "fp64": NVML_GPM_METRIC_FP64_UTIL,
     "fp32": NVML_GPM_METRIC_FP32_UTIL,
@@ -125,7 +125,7 @@ GPM_RATES = {
     "pcie": (NVML_GPM_METRIC_PCIE_TX_PER_SEC, NVML_GPM_METRIC_PCIE_RX_PER_SEC),
     "nvlink": (NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC),
 }
-# GPM metrics of engines, for MIG instances, whose engines no other call reports: NVDEC, NVJPG, OFA, NVENC.
+# GPM metrics of the engines NVDEC, NVJPG, OFA, NVENC, for MIG instances. No other call reports these engines there.
 GPM_ENGINES = (*range(30, 38), *range(40, 48), 50, 51, *range(166, 170))
 GPM_METRICS = (
     *GPM_RATIOS.values(),
@@ -178,7 +178,7 @@ THROTTLE_BITS = {
     "reliability": 0x400,
 }
 
-THROTTLE_MAX = 0xFFFF  # above the bits of all reasons: all ones are a sentinel
+THROTTLE_MAX = 0xFFFF  # above the bits of all reasons; a number with all bits set means "no value"
 
 # Members of the union nvmlValue_t by nvmlValueType_t.
 VALUE_FORMATS = {0: "d", 1: "I", 2: "L", 3: "Q", 4: "q", 5: "i", 6: "H"}  # nvmlValueType_t, as of the module struct

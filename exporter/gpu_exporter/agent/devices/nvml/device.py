@@ -1,6 +1,6 @@
 """Reads one GPU through NVML.
 
-All unit conversions of a device are here: percent to ratio, milliwatts to watts, millijoules to joules, MHz to hertz,
+This module converts all units of a device: percent to ratio, milliwatts to watts, millijoules to joules, MHz to hertz,
 KiB to bytes, nanoseconds and microseconds to seconds. If a driver lacks a newer call, the device uses an older call (a
 comment at each call has the versions).
 """
@@ -87,13 +87,15 @@ ENGINE_CALLS = {
 
 
 def _list_bits(words: Sequence[int]) -> frozenset[int]:
-    """The positions of the bits that are set. Each of `words` has WORD_BITS bits, the first has the lowest bits."""
+    """Returns the positions of the bits that are set. Each word has WORD_BITS bits; the first word has
+    the lowest bits.
+    """
     whole = sum(word << (WORD_BITS * position) for position, word in enumerate(words))
     return frozenset(bit for bit in range(whole.bit_length()) if whole >> bit & 1)
 
 
 class NvmlDevice(Device):
-    """One GPU through its NVML handle."""
+    """One GPU, read through its NVML handle."""
 
     def __init__(self, library: Library, handle: Handle, index: int, clock: Clock) -> None:
         self._library = library
@@ -118,7 +120,7 @@ class NvmlDevice(Device):
         return self.ask.handle
 
     def identify(self) -> None:
-        """Read the parts of the identity that are still unknown. If a part cannot be read, the next call retries it."""
+        """Reads the parts of the identity that are still unknown. The next call retries a part that cannot be read."""
         if not self._unread:
             return
         for fact, call in FACTS.items():
@@ -128,7 +130,7 @@ class NvmlDevice(Device):
             try:
                 value: Any = self._read_mig_mode() if fact == "mig_mode" else asks(call, *ARGUMENTS.get(fact, ()))
             except NotSupported:
-                continue  # no message; retried after a while
+                continue  # no message; retried later
             except DeviceError as exc:
                 self._fields.errors.append(exc)
                 continue
@@ -143,7 +145,9 @@ class NvmlDevice(Device):
             self.identity = self.identity._replace(**known)
 
     def is_alive(self) -> bool:
-        """Whether the GPU still answers most of SIGNS_OF_LIFE, after one call has reported that the GPU is lost."""
+        """Returns whether the GPU still answers most of SIGNS_OF_LIFE, after one call has reported that the GPU is
+        lost.
+        """
         answered = lost = 0
         for call, *arguments in SIGNS_OF_LIFE:
             try:
@@ -156,7 +160,9 @@ class NvmlDevice(Device):
         return answered > lost
 
     def _one(self, call: str, *arguments: Any, is_static: bool = False) -> Any:
-        """Read one of several values, None if it is not available. A failure is counted, and other values remain."""
+        """Reads one of several values, None if it is not available. Counts a failure, without losing
+        the other values.
+        """
         try:
             return self._static(call, *arguments) if is_static else self.ask(call, *arguments)
         except NotSupported:
@@ -171,7 +177,7 @@ class NvmlDevice(Device):
         return NvlinkCounters(self._fields, self._label, self._clock)
 
     def renew(self) -> None:
-        """Get a new handle from the driver, because the old handle may be invalid after a reset. Raises DeviceError."""
+        """Gets a new handle from the driver, because a reset may make the old handle invalid. Raises DeviceError."""
         handle = self._library.ask("nvmlDeviceGetHandleByIndex", SYSTEM, self.identity.index)
         found = self._library.ask("nvmlDeviceGetUUID", handle)
         if found != self.identity.uuid:
@@ -187,7 +193,7 @@ class NvmlDevice(Device):
         return self.ask.answers
 
     def _start_over(self) -> None:
-        """Drop all stored answers, because the device or its mode has changed."""
+        """Forgets all stored answers, because the device or its mode has changed."""
         self.ask.support.clear()
         self._instance_support.clear()
         self._once.clear()
@@ -197,7 +203,7 @@ class NvmlDevice(Device):
         self._nvlink = self._make_nvlink()
 
     def _slow_answer(self, call: str) -> Any:
-        """Return an answer that only an administrator's action changes. It is cached for SLOW_ANSWER_TTL_S."""
+        """Returns a value that only an administrator changes. Caches it for SLOW_ANSWER_TTL_S."""
         known = self._recent.get(call)
         now = self._clock.monotonic()
         if known is None or now - known[0] >= SLOW_ANSWER_TTL_S:
@@ -205,14 +211,16 @@ class NvmlDevice(Device):
         return known[1]
 
     def _static(self, call: str, *arguments: Any) -> Any:
-        """Return an answer that never changes for the same handle. The driver is asked only once."""
+        """Returns a value that never changes for the same handle. Asks the driver only once."""
         key = f"{call}{arguments}"
         if key not in self._once:
             self._once[key] = self.ask(call, *arguments)
         return self._once[key]
 
     def _read_mig_mode(self) -> str:
-        """Read the MIG mode. Raises DeviceError if it is unknown, or if a board with MIG now denies supporting it."""
+        """Returns the MIG mode. Raises DeviceError if it is unknown, or if a board in MIG mode now reports no support
+        of MIG.
+        """
         try:
             return "enabled" if self.ask("nvmlDeviceGetMigMode") == nvml.NVML_DEVICE_MIG_ENABLE else "disabled"
         except NotSupported as exc:
@@ -268,7 +276,7 @@ class NvmlDevice(Device):
         return read_gpm(self.ask, self.identity.uuid, pipes=nvml.GPM_PIPES)
 
     def reopen_gpm(self, subject: str) -> None:
-        # The name of an instance's window is its UUID and the way of sampling it.
+        # The name of an instance's window is its UUID and "board" or "own".
         names = (
             {name for name in self._windows if name.partition(" ")[0] == subject} if subject else {self.identity.uuid}
         )
@@ -383,7 +391,8 @@ class NvmlDevice(Device):
         return int(self._fields.one(nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
 
     def read_processes(self) -> Processes:
-        """Read the processes of the board, or with MIG of each instance if the board's answer is not complete.
+        """Reads the processes of the board. With MIG, reads those of each instance if the board's answer is not
+        complete.
 
         With MIG, the call on the board needs more permissions, and some drivers do not report the instance of a
         process.
@@ -444,8 +453,8 @@ class NvmlDevice(Device):
             support = self._instance_support[identity.uuid] = known.get(identity.uuid) or SupportMatrix(self._clock)
             label = f"gpu {self.identity.index}, mig {identity.mig}"
             ask = Asker(self._library, handle, support, label, self._instances_warned)
-            # The board's call reports a whole GPU instance. If several compute instances share it, the sum would count
-            # the work of one for all. A sample of one way is never compared with a sample of the other way.
+            # The board's call reports a whole GPU instance. If several compute instances share it, each would get the
+            # work of all. The name of the window has the kind of call, so that NVML never compares samples of two kinds.
             alone = parts.count(part) == 1
             gpm = Asker(self._library, self.ask.handle, support, label, self._instances_warned) if alone else ask
             window = f"{identity.uuid} {'board' if alone else 'own'}"
@@ -456,7 +465,7 @@ class NvmlDevice(Device):
         return instances
 
     def _memory_slices(self, memory_mib: float) -> int:
-        """Convert memory in MiB to a number of the board's memory slices. 0 if the board's memory is unknown."""
+        """Converts memory in MiB to a number of the board's memory slices. 0 if the board's memory is unknown."""
         try:
             board = self._static("nvmlDeviceGetMemoryInfo", 0)[0]
         except DeviceError:
@@ -465,7 +474,9 @@ class NvmlDevice(Device):
         return slices if 0 < slices <= self.identity.mig_memory_slices else 0
 
     def _placement(self, uuid: str, gpu_instance: int) -> tuple[int, int] | None:
-        """The placement (profile id, first slice) of an instance, read once. None if the driver does not permit it."""
+        """Returns the placement (profile id, first slice) of an instance, None if the driver refuses
+        it. Reads it once.
+        """
         if uuid not in self._placements:
             placement: tuple[int, int] | None = None
             try:
@@ -478,9 +489,9 @@ class NvmlDevice(Device):
         return self._placements[uuid]
 
     def _enumerate(self) -> list[tuple[Handle, InstanceIdentity]]:
-        """List each instance with a new handle, because the driver may reuse an old handle for another instance.
+        """Lists each instance with a new handle, because the driver may reuse an old handle for another instance.
 
-        If an instance cannot be identified, it is omitted, and `instances_complete` becomes false.
+        Omits an instance that cannot be identified, and then sets `instances_complete` to False.
         """
         self.instances_complete = True
         found: list[tuple[Handle, InstanceIdentity]] = []
@@ -528,7 +539,7 @@ class NvmlDevice(Device):
         return _divide(found, compute)
 
     def _read_facts(self, handle: Handle, uuid: str) -> Mapping[str, Any]:
-        """Read an instance's constant facts, by call. If a call fails, its old answer is kept.
+        """Returns an instance's constant facts by call. If a call fails, its old answer is kept.
 
         Raises DeviceError if the instance cannot be identified.
         """
@@ -547,7 +558,7 @@ class NvmlDevice(Device):
 
 
 def _slices_of(profile: str) -> float:
-    """The number of compute slices in a profile's name: 2 for 2g.10gb. 1 if the name has no number."""
+    """Returns the number of compute slices in a profile's name: 2 for 2g.10gb, 1 if the name has no number."""
     digits = profile.partition("g.")[0].rpartition(".")[2]
     return float(digits) if digits.isdecimal() and digits.isascii() else 1.0
 
@@ -555,7 +566,9 @@ def _slices_of(profile: str) -> float:
 def _divide(
     found: list[tuple[Handle, InstanceIdentity]], compute: Mapping[int, Sequence[int]]
 ) -> list[tuple[Handle, InstanceIdentity]]:
-    """Divide the slices of each GPU instance among its compute instances. The first one gets the memory."""
+    """Divides the slices of each GPU instance among its compute instances. The first compute instance
+    gets the memory.
+    """
     shares: dict[str, list[float]] = {}
     divided: list[tuple[Handle, InstanceIdentity]] = []
     for handle, identity in found:

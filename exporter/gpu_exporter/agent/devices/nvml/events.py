@@ -1,4 +1,4 @@
-"""Receives XIDs from NVML, with one event set for all GPUs and one waiting thread."""
+"""Receives XIDs from NVML. One event set covers all GPUs, and one thread waits for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_exporter.agent.devices.protocol import XidEvent
 
 
 class NvmlEventWatch:
-    """Registers for the XIDs of all devices that support events. Raises DeviceError if no device supports them."""
+    """A registration for the XIDs of all devices that support events. Raises DeviceError if no device supports them."""
 
     def __init__(self, library: Library, devices: Sequence[tuple[Handle, str]]) -> None:
         self._library = library

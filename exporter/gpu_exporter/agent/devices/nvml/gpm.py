@@ -1,7 +1,8 @@
-"""Reads GPM (GPU performance monitoring): two samples of counters, and the metrics that NVML computes between them.
+"""Reads GPM (GPU performance monitoring): takes samples of counters, and the metrics that NVML computes from two
+samples.
 
-NVML compares two samples that are more than 100 ms apart (nvmlGpmSampleGet, note). Therefore each window keeps the
-sample of the last cycle, and a second buffer for the next sample. The buffers are allocated once and swapped.
+The two samples must be more than 100 ms apart (nvmlGpmSampleGet, note). Each window therefore keeps the sample of the
+last cycle, and a second buffer for the next sample. The buffers are allocated once and swapped.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gpu_exporter.agent.devices.nvml import structures
 from gpu_exporter.common.clock import Clock
 
 SHORTEST_S = 0.1  # a shorter distance is invalid on Hopper
-LONGEST_S = 60.0  # after a longer distance a new window begins: a mean over more time is never booked
+LONGEST_S = 60.0  # after a longer distance a new window begins, because a mean over more time is never used
 UNTOUCHED = 999  # NVML_ERROR_UNKNOWN
 GpmAnswer = tuple[float, tuple[tuple[int, int, float], ...]]
 
@@ -45,7 +46,7 @@ class _SampleWindow:
 class GpmWindows:
     """All windows (pairs of samples) of one process, by name.
 
-    A name must be used by only one thread, and for only one kind of sample.
+    Each name belongs to one thread and to one kind of sample.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -53,10 +54,11 @@ class GpmWindows:
         self._windows: dict[str, _SampleWindow] = {}
 
     def read(self, raw: Any, name: str, gpu_instance: int, metrics: tuple[int, ...]) -> GpmAnswer | None:
-        """The metrics since the last read of this window: (length in seconds, ((metric, return code, value), ...)).
+        """Returns the metrics since the last read of this window: (length in seconds, ((metric, return code, value),
+        ...)).
 
-        Samples the GPU instance `gpu_instance` of the GPU `raw`. If `gpu_instance` is negative, samples `raw` itself (a
-        GPU or a MIG device). None at the first read, and if the last sample is older than LONGEST_S or newer than
+        Samples the GPU instance `gpu_instance` of the GPU `raw`. A negative `gpu_instance` samples `raw` itself (a GPU
+        or a MIG device). None at the first read, or if the last sample is older than LONGEST_S or newer than
         SHORTEST_S. Raises NVMLError.
         """
         window = self._windows.get(name)
@@ -77,18 +79,18 @@ class GpmWindows:
         return now - before, _compare(window.spare, window.last, metrics)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Free the windows of these names."""
+        """Frees the windows with these names."""
         for name in names:
             if (window := self._windows.pop(name, None)) is not None:
                 window.free()
 
     def free(self) -> None:
-        """Free every window."""
+        """Frees every window."""
         self.forget(list(self._windows))
 
 
 class _Queries(threading.local):
-    """Keeps one nvmlGpmMetricsGet_t for each thread, to reuse it: the structure has 20 KiB."""
+    """Keeps one nvmlGpmMetricsGet_t (20 KiB) for each thread, to reuse it."""
 
     def __init__(self) -> None:
         self.structure = structures.GpmMetrics()
@@ -108,6 +110,6 @@ def _compare(first: Any, second: Any, metrics: tuple[int, ...]) -> tuple[tuple[i
     if entries is None:
         entries = _queries.entries[metrics] = [query.metrics[position] for position in range(len(metrics))]
     for entry, metric in zip(entries, metrics, strict=True):
-        entry.metric, entry.code = metric, UNTOUCHED  # metrics that the driver skips must not look answered
+        entry.metric, entry.code = metric, UNTOUCHED  # an error, in case the driver skips this metric
     pynvml.nvmlGpmMetricsGet(query)
     return tuple((entry.metric, entry.code, entry.value) for entry in entries)

@@ -1,6 +1,6 @@
-"""Reads one MIG instance through NVML. Also has the reads that an instance and a whole GPU share.
+"""Reads one MIG instance through NVML. Also has the functions that an instance and a whole GPU share.
 
-Conversions as in device.py: percent to ratio, MiB to bytes.
+Converts units like device.py: percent to ratio, MiB to bytes.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ NO_INSTANCE = 0xFFFFFFFF  # instance ids of a process that is on no MIG instance
 
 
 def read_memory(ask: Asker) -> Memory:
-    """Read the memory with version 2 of the call.
-
-    Drivers before 510 have only version 1, which counts reserved memory as used.
+    """Reads the memory with version 2 of the call. Drivers before 510 have only version 1: `used` then contains
+    `reserved`.
     """
     total, used, free, reserved = ask.first(
         ("nvmlDeviceGetMemoryInfo", nvml.NVML_MEMORY_V2), ("nvmlDeviceGetMemoryInfo", 0)
     )
-    if not total:  # no device has 0 bytes: the value is not reported, as by some boards with MIG
+    if not total:  # some boards with MIG report 0 instead of an error
         raise NotSupported("nvmlDeviceGetMemoryInfo", "NVML_ERROR_NO_DATA")
     return Memory(total, used, free, reserved)
 
 
 def read_processes(ask: Asker, mig: str = "") -> Processes:
-    """The processes on the GPU or MIG instance that `ask` queries. `mig`: the instance, if the answer names none.
+    """Returns the processes on the GPU or MIG instance of `ask`. `mig`: the instance of a process whose entry has none.
 
-    Version 3 of the calls is available since driver 510. A recording contains only the number of processes.
+    Drivers since 510 have version 3 of the calls. A recording contains only the number of processes.
     """
     numbers: list[int] = []
     listed: dict[tuple[int, str], GpuProcess] = {}  # a process may have contexts of both kinds
@@ -64,7 +63,7 @@ def read_processes(ask: Asker, mig: str = "") -> Processes:
 
 
 def add_processes(parts: Sequence[Processes]) -> Processes:
-    """Combine the processes of all instances of a board. The result has a list only if every instance has a list."""
+    """Combines the processes of all instances of a board. The result has a list only if every instance has a list."""
     listed = [part.listed for part in parts if part.listed is not None]
     return Processes(
         sum(part.compute for part in parts),
@@ -74,7 +73,7 @@ def add_processes(parts: Sequence[Processes]) -> Processes:
 
 
 def _worst(codes: set[int]) -> DeviceError:
-    """Choose the error to raise if no call returned a value: a lost GPU first, NotSupported last."""
+    """Returns the error to raise if no metric has a value: a lost GPU first, NotSupported last."""
     errors = [refusal_of("nvmlGpmMetricsGet", code) for code in sorted(codes)]
     errors.sort(key=lambda error: (not isinstance(error, DeviceLost), isinstance(error, NotSupported)))
     return errors[0]
@@ -87,7 +86,10 @@ def read_gpm(
     engines: tuple[int, ...] = (),
     pipes: Mapping[str, int] = MappingProxyType({}),
 ) -> Gpm | None:
-    """Read GPM metrics. Checks the return code of each metric (`ask` checks the call). NaN counts as missing."""
+    """Reads GPM metrics of a window. None until the window is complete. Counts NaN as missing.
+
+    Raises DeviceError if no metric has a value.
+    """
     wanted = (*nvml.GPM_METRICS, *engines, *pipes.values())
     answer = ask("nvmlGpmMetricsGet", window, gpu_instance, wanted, about=window)
     if answer is None:

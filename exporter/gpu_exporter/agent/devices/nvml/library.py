@@ -1,8 +1,8 @@
-"""Calls NVML. No other module does. Answers are plain values, errors are the exporter's own exceptions.
+"""Calls NVML. Only this module does that. Answers are plain values, errors are the exporter's own exceptions.
 
-`CALLS` is the complete list of calls that the exporter makes to the driver, under their NVML names. A test compares it
-with an allow-list, because no call may change state or sleep (nvmlDeviceGetPcieThroughput sleeps for 20 ms). Answers
-are numbers, texts and tuples in NVML's units, which recording.py can store and replay.
+`CALLS` lists all calls that the exporter makes to the driver, under their NVML names. A test compares it with an
+allow-list: no call may change state or sleep (nvmlDeviceGetPcieThroughput sleeps for 20 ms). Answers are numbers, texts
+and tuples in NVML's units, so that recording.py can store and replay them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ SYSTEM = Handle("")
 
 
 class Library(Protocol):
-    """The interface to NVML. The implementation calls a driver, or replays a recording of one."""
+    """The interface to NVML. One implementation calls the driver, another replays a recording."""
 
     def open(self) -> None:
-        """Make the driver ready. Raises DriverUnavailable."""
+        """Opens the driver. Raises DriverUnavailable."""
 
     def close(self) -> None:
-        """Close the driver. Never raises."""
+        """Closes the driver. Never raises."""
 
     def ask(self, call: str, handle: Handle = SYSTEM, *arguments: Any) -> Any:
-        """Make one of CALLS and return its answer. Raises DeviceError or one of its subclasses."""
+        """Makes one of CALLS. Returns its answer. Raises DeviceError or one of its subclasses."""
 
 
 def _text(value: str | bytes) -> str:
@@ -49,9 +49,9 @@ def _text(value: str | bytes) -> str:
 
 
 def _raw(name: str) -> Any:
-    """Return a function of the loaded NVML library, even if this version of pynvml does not have it.
+    """Returns a function of the loaded NVML library, even if this version of pynvml lacks it.
 
-    Raises NotSupported if the library does not have the function.
+    Raises NotSupported if the library lacks the function.
     """
     try:
         return getattr(pynvml.nvmlLib, name)
@@ -65,7 +65,7 @@ def _check(call: str, code: int) -> None:
 
 
 def _version_1(structure: type[ctypes.Structure]) -> int:
-    """The version number that NVML expects in a structure: its size, with version 1 in the highest byte."""
+    """Returns the version number that NVML expects in a structure: its size, with version 1 in the highest byte."""
     return ctypes.sizeof(structure) | 1 << 24
 
 
@@ -101,7 +101,7 @@ def _processes(call: str, handle: Handle) -> processes.Answer:
 
 
 class _Buffers(threading.local):
-    """Buffers for NVML's structures, one set for each thread. They are reused for every call."""
+    """Buffers for NVML's structures, one set for each thread. Every call reuses them."""
 
     def __init__(self) -> None:
         self.fields: dict[tuple[tuple[int, int], ...], Any] = {}
@@ -114,10 +114,9 @@ _buffers = _Buffers()
 
 
 def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float], ...]:
-    """The samples newer than `since_us`, as (stamp in microseconds, value). Empty if NVML answers NOT_FOUND.
+    """Returns the samples newer than `since_us` as (stamp in microseconds, value). Empty if NVML answers NOT_FOUND.
 
-    pynvml would query the number of samples each time. This function enlarges a full buffer and repeats the call
-    instead.
+    Enlarges a full buffer and repeats the call. pynvml would make two calls each time.
     """
     call = "nvmlDeviceGetSamples"
     value_type, since = ctypes.c_uint(0), ctypes.c_ulonglong(since_us)
@@ -140,10 +139,10 @@ def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float
 
 
 def _process_utilization(handle: Handle, since_us: int) -> tuple[tuple[int, int, int, int, int, int], ...] | int:
-    """The processes that worked since `since_us`.
+    """Returns the processes that worked since `since_us`. Empty if NVML answers NOT_FOUND, for which pynvml raises an
+    error.
 
-    Each is (pid, stamp in microseconds, percent of SM, memory, encoder, decoder). Empty if NVML answers NOT_FOUND;
-    pynvml would raise an error.
+    Each is (pid, stamp in microseconds, percent of SM, memory, encoder, decoder).
     """
     call = "nvmlDeviceGetProcessUtilization"
     while True:
@@ -163,14 +162,14 @@ def _process_utilization(handle: Handle, since_us: int) -> tuple[tuple[int, int,
 
 
 def _fields(handle: Handle, ids: tuple[tuple[int, int], ...]) -> tuple[tuple[int, float], ...]:
-    """Read fields. `ids`: (field, scope) of each. Returns (return code, value) of each, in the same order."""
+    """Reads fields. `ids`: (field, scope) of each. Returns (return code, value) of each, in the same order."""
     query = _buffers.fields.get(ids)
     if query is None:
         query = _buffers.fields[ids] = (structures.FieldValue * len(ids))()
         for entry, (field, scope) in zip(query, ids, strict=True):
             entry.field, entry.scope = field, scope
     for entry in query:
-        entry.code = nvml.NVML_ERROR_UNKNOWN  # fields that the driver skips must not look answered
+        entry.code = nvml.NVML_ERROR_UNKNOWN  # in case the driver skips this field
     call = "nvmlDeviceGetFieldValues"
     _check(call, _raw(call)(handle.raw, len(ids), query))
     found: list[tuple[int, float]] = []
@@ -196,19 +195,19 @@ def _memory(handle: Handle, version: int) -> tuple[int, int, int, int | None]:
 
 
 def _attributes(handle: Handle) -> tuple[int, int, int]:
-    """Return (compute slices of the GPU instance, its memory in MiB, compute slices of the compute instance)."""
+    """Returns (compute slices of the GPU instance, its memory in MiB, compute slices of the compute instance)."""
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle.raw)
     return attributes.gpuInstanceSliceCount, attributes.memorySizeMB, attributes.computeInstanceSliceCount
 
 
 def _placement(handle: Handle, gpu_instance: int) -> tuple[int, int]:
-    """Return profile id and first slice of a GPU instance. NVML needs a handle of the GPU instance for this call."""
+    """Returns profile id and first slice of a GPU instance. NVML needs a handle of the GPU instance for this call."""
     info = pynvml.nvmlGpuInstanceGetInfo(pynvml.nvmlDeviceGetGpuInstanceById(handle.raw, gpu_instance))
     return int(info.profileId), int(info.placement.start)
 
 
 def _simple(call: str) -> Callable[..., Any]:
-    """A call whose answer is already plain."""
+    """Returns a function for an NVML call whose answer needs no conversion."""
 
     def ask(handle: Handle, *arguments: Any) -> Any:
         return getattr(pynvml, call)(handle.raw, *arguments)
@@ -217,7 +216,7 @@ def _simple(call: str) -> Callable[..., Any]:
 
 
 def _first(call: str) -> Callable[..., Any]:
-    """Wrap a call that returns (percent, period): return only the percent."""
+    """Returns a function for an NVML call that answers (percent, period). The function returns only the percent."""
 
     def ask(handle: Handle) -> Any:
         return getattr(pynvml, call)(handle.raw)[0]
@@ -295,12 +294,12 @@ CALLS: dict[str, Callable[..., Any]] = {
     ),
     "nvmlEventSetFree": lambda events: pynvml.nvmlEventSetFree(events.raw),
 }
-# These need memory of the live library: which handle is which device, and the samples of GPM windows.
+# These calls need state of the live library: the device of each handle, and the samples of GPM windows.
 LIVE_CALLS = ("nvmlEventSetWait_v2", "nvmlGpmMetricsGet", "nvmlGpmSampleFree")
 
 
 class LiveLibrary:
-    """The driver of this host: calls `libnvidia-ml.so.1`, as the dynamic linker finds it, through pynvml."""
+    """The driver of this host. Calls `libnvidia-ml.so.1` through pynvml, as the dynamic linker finds it."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._open = False
@@ -354,7 +353,7 @@ class LiveLibrary:
             raise
 
     def _wait(self, events: Handle, timeout_ms: int) -> tuple[str, int, int] | None:
-        """Wait for an event: (name of the device's handle, event type, event data). None after the timeout."""
+        """Waits for an event: (name of the device's handle, event type, event data). None after the timeout."""
         try:
             event = pynvml.nvmlEventSetWait_v2(events.raw, timeout_ms)
         except pynvml.NVMLError as exc:
@@ -365,7 +364,7 @@ class LiveLibrary:
 
 
 def explain_init(name: str) -> str:
-    """Explain an error of nvmlInit in a message: its meaning and the remedy."""
+    """Returns the meaning of an error of nvmlInit and the remedy, for messages."""
     explanations = {
         "NVML_ERROR_LIBRARY_NOT_FOUND": "libnvidia-ml.so.1 cannot be loaded ({}): no NVIDIA driver on this host, "
         "or it is not mounted here",

@@ -1,14 +1,14 @@
 """Sums the traffic over NVLink.
 
 Before Blackwell, NVML counts KiB of all links together. Since Blackwell, it counts bytes of each link (field 138 no
-longer exists). The sum over the links never falls. If a link stops answering, the sum keeps its last count. For
-PATIENCE_S this silence is an error, because the link may have moved bytes in the meantime. After that, the sum
-continues with the other links, and the silent link is queried less often. If a link returns or appears late, only its
-later bytes are added.
+longer exists). The sum over the links never falls:
 
-An implausible value (a driver's number for "no value", or a step that is too large for a link) also counts as silence.
-It is kept only for comparison with the next reading. If the next reading continues from it, the counter was reset and
-counts from there. Otherwise the counter continues from its last accepted value.
+- If a link stops answering, the sum keeps its last count. For PATIENCE_S this is an error, because the link may still
+  move bytes. After that, the sum continues with the other links, and the silent link is read less often.
+- If a link returns or appears late, only its later bytes are added.
+- An implausible value (a code for "no value", or a step that is too large for a link) also counts as no answer. It is
+  kept only for comparison with the next reading. If the next reading continues from it, the counter was reset and
+  counts from there. Otherwise the counter continues from its last accepted value.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COUNT_MAX = 2**63  # larger values are 64-bit sentinels
 
 
 class _Reading(NamedTuple):
-    """Bytes that a link reported, and the time of the reading in monotonic seconds."""
+    """Bytes that a link reported. `at`: time of the reading in monotonic seconds."""
 
     value: float
     at: float
@@ -50,8 +50,9 @@ class _Reading(NamedTuple):
 class _Counter:
     """The counter of one link in one direction.
 
-    `believed`: the last accepted reading, None before the first one. `base`: offset that is added to the reading, so
-    that the sum never falls. `doubted`: the last reading if it is not accepted, otherwise None.
+    - `believed`: the last accepted reading, None before the first.
+    - `base`: added to the reading, so that the sum never falls.
+    - `doubted`: the last reading if it was not accepted, otherwise None.
     """
 
     def __init__(self, max_rate: float) -> None:
@@ -67,9 +68,8 @@ class _Counter:
         return self.base + (self.believed.value if self.believed else 0.0)
 
     def admit(self, reading: _Reading, *, is_first: bool) -> bool:
-        """Accept this reading unless it is implausible. Returns whether it was accepted.
-
-        `is_first`: no sum has been returned yet.
+        """Accepts this reading unless it is implausible. Returns whether it was accepted. `is_first`: no sum was
+        returned yet.
         """
         doubted, self.doubted = self.doubted, None
         if self.believed is None:
@@ -83,13 +83,14 @@ class _Counter:
         return True
 
     def _follows(self, before: _Reading, reading: _Reading) -> bool:
-        """Whether a link can move so many bytes between the two readings."""
+        """Returns whether a link can move this number of bytes between the two readings."""
         return 0.0 <= reading.value - before.value <= self.max_rate * (reading.at - before.at + SLACK_S)
 
     def _was_reset(self, doubted: _Reading, reading: _Reading) -> bool:
-        """Whether two implausible readings show that the counter was reset. Otherwise they are one invalid value twice.
+        """Returns whether two implausible readings show a reset of the counter. Otherwise they repeat one invalid
+        value.
 
-        A small value may stay the same, because the link may be idle since the reset. Any other value must increase.
+        A small value may stay the same, because the link may be idle since the reset. A larger value must increase.
         """
         assert self.believed is not None
         small = self.max_rate * (doubted.at - self.believed.at + SLACK_S)
@@ -97,7 +98,7 @@ class _Counter:
 
 
 class NvlinkCounters:
-    """All links of one GPU."""
+    """The counters of all links of one GPU."""
 
     def __init__(self, fields: Fields, label: str, clock: Clock) -> None:
         self._fields = fields
@@ -108,9 +109,9 @@ class NvlinkCounters:
         self._count: int | None = None  # number of links, once the driver has reported it
 
     def read(self) -> Traffic:
-        """Bytes since the driver was loaded, over all links that answer.
+        """Returns the bytes since the driver was loaded, over all links.
 
-        Raises NotSupported on a board without links, and DeviceError while a link that has answered before is silent.
+        Raises NotSupported on a board without links, and DeviceError for PATIENCE_S after a link stopped answering.
         """
         is_nonsense = self._take(self._ask())
         sent, received = ([link for (field, _), link in self._links.items() if field in kind] for kind in (TX, RX))
@@ -124,7 +125,7 @@ class NvlinkCounters:
         return Traffic(rx=sum(link.sum for link in received), tx=sum(link.sum for link in sent))
 
     def _ask(self) -> dict[Field, float]:
-        """Read the driver's counters: of all links together if the board has this counter, otherwise of each link."""
+        """Reads the driver's counters: of all links together if the board has this counter, otherwise of each link."""
         if not self._links or ALL_TX in self._links:
             answers = self._fields.read(ALL_TX, ALL_RX)
             if ALL_TX in self._links or len(answers) == 2:
@@ -133,7 +134,9 @@ class NvlinkCounters:
         return {field: value for field, value in answers.items() if isinstance(field, tuple)}
 
     def _list_links(self) -> Sequence[Field]:
-        """The two fields (received, sent) of each link. NVLINKS links if the driver reports no number."""
+        """Returns the two fields (received, sent) of each link. Assumes NVLINKS links if the driver
+        reports no number.
+        """
         if self._count is None:
             count = self._fields.read(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT).get(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
             self._count = int(count) if count is not None and 0 < count <= nvml.NVLINKS_MAX else None
@@ -141,7 +144,7 @@ class NvlinkCounters:
         return [(field, link) for field in (TX[1], RX[1]) for link in range(count)]
 
     def _take(self, answers: Mapping[Field, float]) -> bool:
-        """Add the new counts of the links. Returns whether a link reported an implausible value."""
+        """Adds the new counts of the links. Returns whether a link reported an implausible value."""
         now = self._clock.monotonic()
         admitted: set[Field] = set()
         for field, value in answers.items():

@@ -2,9 +2,9 @@
 
 nvmlDeviceGetComputeRunningProcesses_v2 and _v3 fill nvmlProcessInfo_v2_t: 24 bytes with pid, memory, and the ids of the
 GPU instance and compute instance (0xFFFFFFFF without MIG). Some drivers around 535.43 fill 32 bytes under the same name
-_v3, so every pid except the first is at another offset (XuehaiPan/nvitop issue 75, flightlessmango/MangoHud 1715). The
-exporter finds the size from the answer: the buffer has room for the larger structure, and is filled with a fixed
-pattern before the call.
+_v3, so that every pid except the first has another offset (XuehaiPan/nvitop issue 75, flightlessmango/MangoHud 1715).
+The exporter finds the size from the answer: it fills the buffer with a fixed pattern before the call, and sees how far
+the driver has written.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ TRIES = 4  # the list may grow between two calls
 NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF  # NVML_VALUE_NOT_AVAILABLE
 
 Row: TypeAlias = "tuple[int, int, int, int | None]"
-"""pid, GPU instance, compute instance, bytes of memory; an instance is 0xFFFFFFFF if the process is on no instance."""
+"""pid, GPU instance, compute instance, bytes of memory. An instance is 0xFFFFFFFF if the process is on no instance."""
 Answer: TypeAlias = "tuple[Row, ...] | int"
 """The processes, or only their number if the size of an entry is unclear."""
 
 
 class Buffer:
-    """A buffer for `room` entries of the largest size, and one more that the driver must not touch. Used by one thread.
+    """A buffer for `room` entries of the largest size, and one more entry that the driver must not write. Used by one
+    thread.
 
-    `room` is odd, because an even number of smaller entries can end at the same offset as some larger entries.
+    `room` is odd, because an even number of smaller entries may end at the same offset as a number of larger entries.
     """
 
     def __init__(self) -> None:
@@ -51,9 +52,9 @@ class Buffer:
 
 
 def list_processes(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer) -> tuple[int, Answer]:
-    """Return NVML's return code and the processes. `ask(room, buffer)` makes the call and returns (code, count).
+    """Returns NVML's return code and the processes. `ask(room, buffer)` makes the call and returns (code, count).
 
-    INSUFFICIENT_SIZE is returned only if the list still grows after TRIES calls, or is longer than MOST_ROOM.
+    Returns INSUFFICIENT_SIZE only if the list still grows after TRIES calls, or is longer than MOST_ROOM.
     """
     for _ in range(TRIES):
         code, count, answer = _fill(ask, buffer, buffer.room)
@@ -61,7 +62,7 @@ def list_processes(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer) -
             break
         buffer.grow(min(MOST_ROOM, count + FIRST_ROOM))
     if isinstance(answer, int) and answer < buffer.room:
-        # A driver that first clears all of the room leaves no mark. With an exact room it has nothing to clear.
+        # Some drivers clear the whole buffer first, and with it the pattern. With an exact size they clear nothing.
         again, _, exact = _fill(ask, buffer, answer)
         if again == nvml.NVML_SUCCESS:
             return again, exact
@@ -69,7 +70,7 @@ def list_processes(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer) -
 
 
 def _fill(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer, room: int) -> tuple[int, int, Answer]:
-    """Return code, count and processes of one call."""
+    """Returns code, count and processes of one call."""
     buffer.mark()
     code, count = ask(room, buffer.raw)
     if code != nvml.NVML_SUCCESS:
@@ -78,7 +79,7 @@ def _fill(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer, room: int)
 
 
 def parse_processes(raw: bytes, count: int) -> Answer:
-    """Parse `count` entries from a buffer that was filled with the pattern before the call.
+    """Returns `count` entries of a buffer that was filled with the pattern before the call.
 
     Returns only the number of entries if their size is unclear.
     """
@@ -95,7 +96,7 @@ def parse_processes(raw: bytes, count: int) -> Answer:
 
 
 def entry_size(raw: bytes, count: int) -> int | None:
-    """Find the size of one entry in bytes. None if no size fits.
+    """Returns the size of one entry in bytes, None if no size fits.
 
     It is the smallest size for which the driver wrote the last entry to its end, and nothing after it.
     """

@@ -1,8 +1,8 @@
 """Records all answers of a driver in a file, e.g. for a bug report, and replays such a file.
 
 A recording has every answer of every call with its time and latency, in NVML's own units. The file is gzipped, with one
-JSON document per line: first the header, then one line per question (call, device, arguments). It contains no names of
-processes, users or hosts. UUIDs are kept or, on request, replaced by hashes with a salt that is not stored.
+JSON document per line: first the header, then one line for each question (call, device, arguments). It contains no
+names of processes, users or hosts. UUIDs are kept or, on request, replaced by hashes with a salt that is not stored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RECORDING_MAX = 256 * 2**20  # bytes of text: a node of 8 GPUs for a day
 
 
 class RecordingError(ValueError):
-    """The file is not a recording. The text has the file, the line and the error."""
+    """The file is not a recording. The text contains the file, the line and the error."""
 
 
 @dataclass(slots=True)
@@ -62,12 +62,12 @@ class Answers:
         self.chosen.append(self._index[key])
 
     def at(self, time_s: float) -> list[Any]:
-        """The last answer at or before `time_s`. The first answer if there is no earlier one."""
+        """Returns the last answer at or before `time_s`, otherwise the first answer."""
         return self.values[self.chosen[max(0, bisect.bisect_right(self.times_s, time_s) - 1)]]
 
 
 class Recorder:
-    """A library that records the answers of another library. Safe to use from several threads."""
+    """A library that records the answers of another library. Thread-safe."""
 
     def __init__(self, library: Library, *, hashed: bool, clock: Callable[[], float] = time.perf_counter) -> None:
         self._library = library
@@ -110,11 +110,11 @@ class Recorder:
             digest = hashlib.sha256(self._salt + answer.encode()).hexdigest()
             return f"{kind}-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
         if ("RunningProcesses" in call or call == UTILIZATIONS) and not isinstance(answer, int):
-            return len(answer)  # pids belong to the host: their number is enough for playing back
+            return len(answer)  # pids stay private: a replay needs only their number
         return answer.name if isinstance(answer, Handle) else answer
 
     def render(self, **about: str) -> bytes:
-        """The recording as the content of a file. `about` is added to the header."""
+        """Returns the recording as the content of a file. `about` is added to the header."""
         with self._lock:
             header = {
                 "format": FORMAT,
@@ -143,7 +143,7 @@ class Recorder:
 
 
 def _questions(call: str, handle: Handle, arguments: tuple[Any, ...]) -> Iterator[Question]:
-    """The questions in a call, without arguments that differ at each call (stamps, window names, handles)."""
+    """Yields the questions in a call, without arguments that differ at each call (stamps, window names, handles)."""
     if call == FIELDS:
         for identifier in arguments[0]:
             yield call, handle.name, tuple(identifier)
@@ -170,7 +170,7 @@ class CallSummary(NamedTuple):
 
 
 def summarize(answers: Mapping[Question, Answers]) -> list[CallSummary]:
-    """One summary per call, by name."""
+    """Returns one summary for each call, sorted by name."""
     calls: dict[str, tuple[list[int], set[str]]] = {}
     for (call, _, arguments), entry in answers.items():
         name = f"{call} {arguments[0]}" if call in (FIELDS, SAMPLES) else call
@@ -188,7 +188,7 @@ def summarize(answers: Mapping[Question, Answers]) -> list[CallSummary]:
 
 
 class RecordedLibrary:
-    """Replays a recording once, at the speed of the clock, from the first call on.
+    """Replays a recording once, in real time from the first call on.
 
     After the end of the recording, every call raises NotSupported.
     """
@@ -257,7 +257,7 @@ class RecordedLibrary:
         return code, value
 
     def _samples(self, question: Question, now: float, since_us: int) -> tuple[tuple[int, float], ...]:
-        """The entries of the sample ring until now. Their stamps are converted to the time of this clock."""
+        """Returns the entries of the sample ring until now. Converts their stamps to the time of this clock."""
         answers = self._find(question, now)
         shift_us = round((self._clock.wall() - now - self._wall) * 1e6)
         entries: set[tuple[int, float]] = set()
@@ -272,7 +272,7 @@ class RecordedLibrary:
         return tuple(sorted(entry for entry in entries if entry[0] > since_us))
 
     def _once(self, question: Question, now: float) -> Any:
-        """Return the newest answer, but each answer only once: it covers its own period. None without a new answer."""
+        """Returns the newest answer, each only once, because it covers its own period. None without a new answer."""
         answers = self._find(question, now)
         newest = bisect.bisect_right(answers.times_s, now) - 1
         if newest <= self._given.get(question, -1):
@@ -293,7 +293,10 @@ class RecordedLibrary:
 
 
 def read_recording(path: Path) -> tuple[float, float, dict[Question, Answers]]:
-    """Read a recording: wall time of its start, length in seconds, and the answers. Raises RecordingError, OSError."""
+    """Reads a recording. Returns the wall time of its start, its length in seconds, and the answers.
+
+    Raises RecordingError, OSError.
+    """
     try:
         lines = read_gzip(path, RECORDING_MAX).decode().splitlines()
     except (gzip.BadGzipFile, EOFError, ValueError) as exc:
@@ -330,7 +333,7 @@ def read_recording(path: Path) -> tuple[float, float, dict[Question, Answers]]:
 
 
 def _frozen(value: Any) -> Any:
-    """Nested lists as nested tuples, as the live library answers."""
+    """Converts nested lists to nested tuples, as the live library returns them."""
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
@@ -342,7 +345,7 @@ def _value(value: Any) -> list[Any]:
 
 
 def is_recording(path: Path) -> bool:
-    """Whether the file begins like a recording of this exporter. A log of nvidia-smi does not."""
+    """Returns whether the file begins like a recording of this exporter. False for a log of nvidia-smi."""
     try:
         with open_named(path) as packed, gzip.open(packed) as file:
             return FORMAT.encode() in file.readline(4096)

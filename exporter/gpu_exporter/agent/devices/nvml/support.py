@@ -1,8 +1,8 @@
-"""Remembers which values one device reports and which it refuses, so that refused values are not read every second.
+"""Remembers which values one device refuses, so that the exporter does not read them every second.
 
-A refusal is kept for RETRY_S and then retried, because MIG mode, ECC, permissions and drivers can change at run time. A
+A refusal is kept for RETRY_S and then retried, because MIG mode, ECC, permissions and drivers may change at run time. A
 question (a call with its arguments) that has failed and was never answered is retried at growing intervals. A question
-that was answered before is asked each time.
+that was answered before is always asked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpu_exporter.agent.devices.errors import DENIED, DeviceError, NoPermission,
 from gpu_exporter.common.clock import Clock
 
 RETRY_S = 600.0
-FAILURES = 3  # in a row, after which a question that was never answered is asked less often
+FAILURES = 3  # failures in a row after which a question that was never answered is asked less often
 PAUSES_MAX = 10  # doublings: 2^10 s are more than RETRY_S
 
 
@@ -28,22 +28,24 @@ class SupportMatrix:
         self._known: set[Hashable] = set()  # answered at least once, also before `clear`
 
     def check(self, question: Hashable) -> None:
-        """Raise NotSupported while a refusal of this question is still valid."""
+        """Raises NotSupported while a refusal of this question is still valid."""
         known = self._refused.get(question)
         if known is not None:
             until, call, error = known
             if self._clock.monotonic() < until:
-                raise NotSupported(call, error)  # a new exception each time: a kept one would collect tracebacks
+                raise NotSupported(call, error)  # a new exception each time: a stored one would collect tracebacks
             del self._refused[question]
 
     def note(self, question: Hashable, refusal: NotSupported | NoPermission) -> None:
-        """Remember a refusal. Until the retry, a missing permission raises NotSupported, so it is counted only once."""
+        """Remembers a refusal. Until the retry, a missing permission raises NotSupported, so that it is counted only
+        once.
+        """
         self._refused[question] = (self._clock.monotonic() + RETRY_S, refusal.call, refusal.error)
 
     def note_failure(self, question: Hashable, failure: DeviceError) -> None:
-        """Note the failure of a question that was never answered.
+        """Records the failure of a question that was never answered.
 
-        After the third failure the question is not asked for a while. Each further failure doubles this pause.
+        After the third failure in a row the question is not asked for a while. Each further failure doubles this pause.
         """
         times = self._failed[question] = self._failed.get(question, 0) + 1
         if times < FAILURES:
@@ -52,7 +54,7 @@ class SupportMatrix:
         self._refused[question] = (self._clock.monotonic() + pause_s, failure.call, failure.error)
 
     def give_up(self, question: Hashable, refusal: NotSupported) -> None:
-        """Treat this question as refused from now on, and retry it only every RETRY_S."""
+        """Treats this question as refused from now on, and retries it only every RETRY_S."""
         self.answered.discard(question)
         if self._failed.pop(question, 0) or not self.is_refused(question):
             self.note(question, refusal)
@@ -62,7 +64,7 @@ class SupportMatrix:
         return known is not None and self._clock.monotonic() < known[0]
 
     def first_failure(self, signs: Container[str]) -> str:
-        """Return a failure that proves that the GPU no longer answers, as a text. "" without such a failure.
+        """Returns a failure that proves that the GPU no longer answers, as a text. "" without such a failure.
 
         A failure is proof if the question was answered before, or if every GPU answers the call (`signs`). A missing
         permission is returned only if there is no other failure.
@@ -75,18 +77,18 @@ class SupportMatrix:
         return failures[0][1] if failures else ""
 
     def note_answer(self, question: Hashable) -> None:
-        """Note that this question was answered. From now on, a missing answer is a failure."""
+        """Records that this question was answered. From now on, a missing answer is a failure."""
         self.answered.add(question)
         self._known.add(question)
 
     def forget(self, question: Hashable) -> None:
-        """Drop the refusal of this question."""
+        """Forgets the refusal of this question."""
         self._refused.pop(question, None)
 
     def clear(self) -> None:
-        """Forget refusals and failures, because the handle or the mode has changed.
+        """Forgets refusals and failures, because the handle or the mode has changed.
 
-        `first_failure` still knows which questions were answered before.
+        `first_failure` still uses the questions that were answered before.
         """
         self._refused.clear()
         self._failed.clear()
