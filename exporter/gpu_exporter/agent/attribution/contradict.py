@@ -1,11 +1,15 @@
 """Checks the allocations against the processes that run on each unit.
 
-A wrong allocation makes a working holder look idle, so the holder's time is unknown from then on. The processes
-contradict an allocation in two cases. Case 1: processes of another pod or job run on the holder's unit. Case 2: the
-holder's own processes run on a unit that it does not hold, and none of them run on its own unit. The allocation stays
-contradicted until only the holder's own processes are seen on its unit: the end of the other processes does not prove
-that the allocation is right. Processes that a previous holder left running contradict only while they run. Processes
-never show who holds a unit, because a pod without a process still holds its GPU. Pure, except for the log.
+A wrong allocation makes a working holder look idle, so a contradicted holder's time counts as unknown. The processes
+contradict an allocation in two cases:
+
+- Processes of another pod or job run on the holder's unit.
+- The holder's own processes run on a unit that it does not hold, and none of them run on its own unit.
+
+The allocation stays contradicted until only the holder's own processes run on its unit: the end of the other processes
+does not prove that the allocation is right. Processes that a previous holder left running contradict only while they
+run. Processes never prove who holds a unit, because a pod without a process still holds its GPU. Pure, except for the
+log.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.outside import WHOLE_MAX, whole
 
 log = logging.getLogger(__name__)
-NAMED_MAX = 3  # owners that a text names; it counts the others
+NAMED_MAX = 3  # most owners that a text names; it gives the number of the others
 Relation: TypeAlias = Literal["own", "other", "unknown"]
 REMEDIES = {
     "slurm": "compare the order of gres.conf with `nvidia-smi -L` and with `scontrol show node -d`",
@@ -31,7 +35,9 @@ REMEDIES = {
 
 
 def relate(holder: Holder, owner: ProcessOwner) -> Relation:
-    """Return whether a process of `owner` belongs to the holder ("own") or provably to another pod or job ("other")."""
+    """Returns whether a process of `owner` belongs to the holder ("own") or provably to another pod or
+    job ("other").
+    """
     if holder.key.scheduler == "container":
         return "own" if owner.container == holder.key.incarnation else "other" if owner.container else "unknown"
     if not owner.is_scheduled:
@@ -58,10 +64,11 @@ def _compare(held: str, found: Sequence[str], is_comparable: Callable[[str], boo
 
 
 class _Finding(NamedTuple):
-    """The reason why an allocation is contradicted.
+    """Why an allocation is contradicted.
 
-    `names`: the owners of the processes. `others`: the same owners, empty if the processes belong to the holder itself.
-    `place`: the unit on which the holder's processes run although the holder does not hold it.
+    - `names`: the owners of the processes.
+    - `others`: the same owners; empty if the processes belong to the holder itself.
+    - `place`: the unit on which the holder's processes run although the holder does not hold it.
     """
 
     names: str
@@ -69,7 +76,7 @@ class _Finding(NamedTuple):
     others: frozenset[Who]
     source: str
     holder: str
-    present: bool = True  # whether the last look saw the processes; otherwise an earlier look did
+    present: bool = True  # the last check saw the processes; False: only an earlier check did
 
     def __str__(self) -> str:
         verb = "run" if self.present else "ran"
@@ -81,7 +88,7 @@ class _Finding(NamedTuple):
 class ProcessNet:
     """Remembers which allocations are contradicted by processes.
 
-    `in_use`: for each unit without a holder, a text that names the owners of the processes on the unit.
+    `in_use`: for each used unit without a holder, a text with the owners of its processes.
     """
 
     def __init__(self) -> None:
@@ -94,9 +101,9 @@ class ProcessNet:
     def check(
         self, resolution: Resolution, owners: Mapping[UnitId, Sequence[ProcessOwner]], places: Mapping[UnitId, str]
     ) -> Resolution:
-        """Mark the allocations that the processes contradict, and count each one as a conflict of its source.
+        """Returns the resolution with contradicted allocations marked. Counts each as a conflict of its source.
 
-        `owners`: the owners of the processes on each unit. `places`: every unit of this node, with its name in
+        `owners`: the owners of the processes on each unit. `places`: every unit of this node, with its name for
         messages.
         """
         look = _Comparison(resolution, owners)
@@ -118,7 +125,7 @@ class ProcessNet:
         return resolution._replace(allocations=marked, conflicts=conflicts)
 
     def _keep(self, look: _Comparison, allocation: Allocation, before: _Finding | None) -> _Finding | None:
-        """Return the earlier finding if the present processes neither confirm nor refute it, otherwise None."""
+        """Returns the earlier finding if the present processes neither confirm nor refute it, otherwise None."""
         if before is None or look.has_own(allocation):
             return None
         left = before.others & self._before.get(allocation.unit, frozenset())
@@ -132,13 +139,13 @@ class ProcessNet:
             last = self._held.get(unit, present)
             if last - present:
                 self._before[unit] = last - present
-            self._held[unit] = present  # a unit that is free for a while keeps its last holders here
+            self._held[unit] = present  # a free unit keeps its last holders here
         for known in (self._held, self._before):
             for unit in [unit for unit in known if unit not in places]:
                 del known[unit]
 
     def _log(self, key: tuple[UnitId, HolderKey], finding: _Finding | None, places: Mapping[UnitId, str]) -> None:
-        """Log each finding once for an allocation, with the remedy."""
+        """Logs each finding of an allocation once, with the remedy."""
         if finding is None or self._logged.get(key) == finding._replace(present=True):
             return
         self._logged[key] = finding._replace(present=True)
@@ -168,9 +175,9 @@ class _Comparison:
         self._others: dict[UnitId, list[ProcessOwner]] = {}  # owners that hold nothing on the unit, filled on demand
 
     def _find_strays(self) -> dict[Who, UnitId]:
-        """For each holder whose processes run on a unit that the holder does not hold, return this unit.
+        """Returns the holders whose processes run on a unit that they do not hold, with this unit.
 
-        Holders with an unresolved grant are skipped, because that grant may mean this unit.
+        Omits holders with an unresolved grant, because that grant may mean this unit.
         """
         strays: dict[Who, UnitId] = {}
         for unit, seen in self._owners.items():
@@ -182,11 +189,11 @@ class _Comparison:
         return strays
 
     def has_own(self, allocation: Allocation) -> bool:
-        """Whether a process of the holder runs on the unit that it holds."""
+        """Returns whether a process of the holder runs on the unit that it holds."""
         return any(relate(allocation.holder, owner) == "own" for owner in self._owners.get(allocation.unit, ()))
 
     def judge(self, allocation: Allocation, places: Mapping[UnitId, str]) -> _Finding | None:
-        """Why the present processes contradict an allocation, None if they do not contradict it."""
+        """Returns why the present processes contradict an allocation, None if they do not."""
         unit, holder = allocation.unit, allocation.holder
         if unit not in self._others:
             self._others[unit] = [
@@ -205,7 +212,9 @@ class _Comparison:
         return _Finding(_short(holder), place, frozenset(), holder.source, _short(holder))
 
     def describe_use(self, unit: UnitId) -> str:
-        """Name the users of a unit without a holder. "" if it has a holder, or only system processes use it."""
+        """Returns a text with the users of a unit without a holder. "" if it has a holder, or only system processes use
+        it.
+        """
         users = [owner for owner in self._owners[unit] if owner.is_scheduled or owner.container]
         if unit in self.holders or not users:
             return ""
@@ -233,7 +242,9 @@ class _Comparison:
 
 
 def _whos(owner: ProcessOwner) -> tuple[Who, ...]:
-    """Every pod and job that a process belongs to: both, if slurmd runs in a pod and started the process as a job."""
+    """Returns every pod and job that a process belongs to. It has both if slurmd runs in a pod and
+    started it as a job.
+    """
     pods = tuple(("pod", pod) for pod in owner.pods)
     return (*pods, ("job", owner.job)) if owner.job else pods
 

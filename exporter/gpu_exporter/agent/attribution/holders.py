@@ -1,15 +1,11 @@
 """Turns the answers of all sources at one poll into the holders of every unit. The steps, in order:
 
-1. Pods that have ended, and pods that run slurmd, hold nothing (kubelet/ended.py, slurm/pods.py).
-
-2. Each grant (a source's report that a holder has a device) becomes an allocation of a unit, or remains unresolved
-   (resolve.py).
-
-3. An allocation is marked if the processes on the unit contradict it (contradict.py).
-
-4. A program that uses a unit without an allocation becomes an undeclared holder, known by its processes (users.py).
-
-5. The use of each unit by its holder's processes is measured (usage.py).
+1. Removes pods that have ended, and pods that run slurmd (kubelet/ended.py, slurm/pods.py).
+2. Turns each grant (a source's report that a holder has a device) into an allocation of a unit, or keeps it as
+   unresolved (resolve.py).
+3. Marks an allocation if the processes on the unit contradict it (contradict.py).
+4. Adds an undeclared holder for each program that uses a unit without an allocation (users.py).
+5. Measures the use of each unit by its holder's processes (usage.py).
 """
 
 from __future__ import annotations
@@ -35,8 +31,9 @@ from gpu_exporter.common.model.units import UnitId
 class Poll(NamedTuple):
     """The answers of all sources at one poll.
 
-    `offers`: the devices that a scheduler may allocate, None if unknown. `ended`: grants of holders that have ended
-    since the last poll; `confirmed` is the time of the end. `is_complete`: every source has answered recently.
+    - `offers`: the devices that a scheduler may allocate, None if unknown.
+    - `ended`: grants of holders that have ended since the last poll; `confirmed` is the time of the end.
+    - `is_complete`: every source has answered recently.
     """
 
     grants: Sequence[Grant]
@@ -48,9 +45,10 @@ class Poll(NamedTuple):
 class Devices(NamedTuple):
     """The answers of the driver.
 
-    `answered`: the last snapshot of every GPU that answered, by UUID. `incomplete`: why NVML and the schedulers may
-    number the GPUs differently, "" if the numbers agree. `lists_processes`: the driver has listed a process since the
-    exporter started, so an empty list means that no process runs.
+    - `answered`: the last snapshot of every GPU that answered, by UUID.
+    - `incomplete`: why NVML and the schedulers may number the GPUs differently, "" if the numbers agree.
+    - `lists_processes`: the driver has listed a process since the exporter started, so that an empty list means no
+      process.
     """
 
     answered: Mapping[str, DeviceSnapshot]
@@ -61,9 +59,10 @@ class Devices(NamedTuple):
 class HolderUpdate(NamedTuple):
     """The holders after one poll.
 
-    `past`: allocations of holders that have ended since the last poll. `in_use`: units that have no holder but are not
-    free, with the reason. `offered`: units that a scheduler may allocate, None if unknown. `uses`: the use of each unit
-    by the processes of its holder.
+    - `past`: allocations of holders that have ended since the last poll.
+    - `in_use`: units that have no holder but are not free, with the reason.
+    - `offered`: units that a scheduler may allocate, None if unknown.
+    - `uses`: the use of each unit by the processes of its holder.
     """
 
     resolution: Resolution = Resolution([], [], [])
@@ -85,25 +84,27 @@ class HolderTracker:
         self._users = Users(processes.name_pod) if processes is not None else None
 
     def restore(self, numbers: Mapping[NumberKey, UnitId], now: float) -> None:
-        """Take over the device numbers (numbers.py) saved before a restart. `now`: monotonic seconds."""
+        """Takes over the device numbers (numbers.py) from before a restart. `now`: monotonic seconds."""
         self._numbers.note(numbers, now)
 
     def numbers(self) -> dict[NumberKey, UnitId]:
-        """The unit that each holder's number led to."""
+        """Returns the unit that each holder's device number means."""
         return self._numbers.units()
 
     def update(self, poll: Poll, devices: Devices, owners: Owners, now: float) -> HolderUpdate:
-        """The holders after this poll. `owners`: the owners of the processes on each unit. `now`: monotonic seconds."""
+        """Returns the holders after this poll. `owners`: the owners of the processes on each unit. `now`: monotonic
+        seconds.
+        """
         grants = poll.grants
         if self._ended is not None:
             grants = self._ended.apply(grants, owners, now)
         grants, owners = self._slurm_pods.apply(grants, owners)
-        # The newest snapshot comes last: after the driver renumbered its list, an index means the GPU that has it now.
+        # The newest snapshot comes last: if the driver renumbered its list, an index means the GPU that has it now.
         inventory = sorted(devices.answered.values(), key=lambda snapshot: snapshot.monotonic)
         incomplete = devices.incomplete
         resolution = resolve(grants, inventory, incomplete=incomplete, numbers=self._numbers.units())
         numbers = self._numbers.units()
-        past = [  # each grant is resolved alone: holders that followed each other do not share a GPU
+        past = [  # resolve each grant alone: holders that followed each other did not share a GPU
             pair
             for grant in poll.ended
             for pair in resolve([grant], inventory, incomplete=incomplete, numbers=numbers).allocations
@@ -126,7 +127,7 @@ class HolderTracker:
 
 
 def _list_left(resolution: Resolution, devices: Devices) -> dict[UnitId, str]:
-    """Units that are not free although their holder has ended, each with the reason.
+    """Returns units that are not free although their holder has ended, each with the reason.
 
     Such a unit becomes free when the driver lists no process on it.
     """
@@ -143,7 +144,7 @@ def _list_left(resolution: Resolution, devices: Devices) -> dict[UnitId, str]:
 
 
 def _count_on(unit: UnitId, snapshot: DeviceSnapshot) -> int | None:
-    """The number of processes that the driver lists on a unit, None if unknown."""
+    """Returns the number of processes that the driver lists on a unit, None if unknown."""
     if unit.mig_uuid and not snapshot.instances_known:
         return None  # the processes of an unlisted instance were not read
     if snapshot.processes is None:
@@ -154,7 +155,7 @@ def _count_on(unit: UnitId, snapshot: DeviceSnapshot) -> int | None:
 
 
 def _places(inventory: Sequence[DeviceSnapshot]) -> dict[UnitId, str]:
-    """Every unit that a holder may have, with its name in messages: `gpu 3`, `gpu 3:1/0`."""
+    """Returns every unit that a holder may have, with its name for messages: `gpu 3`, `gpu 3:1/0`."""
     places: dict[UnitId, str] = {}
     for snapshot in inventory:
         identity = snapshot.identity

@@ -1,10 +1,11 @@
 """Shows users and accounts by name, by number, as a keyed hash, or not at all (the setting `identity.user`).
 
-Slurm's PrivateData hides jobs or users from other users, and an open port must not show them. So the setting `auto`
-shows hashes if a source reports that its site hides users, and until every source has answered once. A hash is an
-HMAC-SHA-256 of the name, cut to 64 bits. The same user always has the same hash. Without the key, an attacker cannot
-test names. The key is a file in the state directory. If the file is copied to every node, a user has the same hash on
-all nodes.
+Slurm's PrivateData hides jobs or users from other users, and an open port must not show them. The setting `auto`
+therefore shows hashes if a source reports that its site hides users, and until every source has answered once.
+
+A hash is an HMAC-SHA-256 of the name, cut to 64 bits. The same user always has the same hash. Without the key, an
+attacker cannot test names. The key is a file in the state directory. If an administrator copies it to every node, a
+user has the same hash on all nodes.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class KeyUnusable(Exception):
 
 
 def apply_identity(holder: Holder, mode: Mode, key: bytes | None) -> Holder:
-    """The holder with its user and account in the form that `mode` requires. Its `uid` is always removed.
+    """Returns the holder with user and account in the form that `mode` requires. Always removes `uid`.
 
-    An account is not a person, so mode `uid` still shows its name. Mode `hmac` without a key shows neither user nor
-    account.
+    Mode `uid` still shows the account's name, because an account is not a person. Mode `hmac` without a key shows
+    neither user nor account.
     """
     if mode == "name":
         return holder._replace(uid="")
@@ -52,7 +53,9 @@ def apply_identity(holder: Holder, mode: Mode, key: bytes | None) -> Holder:
 
 
 def _hash(key: bytes, kind: str, name: str) -> str:
-    """The hash of a name, "" for an empty name. A user and an account with the same name have different hashes."""
+    """Returns the hash of a name, "" for an empty name. A user and an account with the same name have
+    different hashes.
+    """
     import hmac  # few sites need it, and `--once` must start within milliseconds
 
     return (
@@ -61,7 +64,7 @@ def _hash(key: bytes, kind: str, name: str) -> str:
 
 
 def load_key(directory: Path) -> bytes:
-    """Read the key in this directory, or make it if it is missing. Raises KeyUnusable."""
+    """Reads the key in this directory, or makes it if it is missing. Raises KeyUnusable."""
     path = directory / KEY_FILE
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -82,7 +85,7 @@ def _read_key(path: Path) -> bytes:
 
     data = read_kept(path, KEY_MAX_BYTES, is_private)
     key = data.strip()
-    if key and (b"\n" in key or data != key + b"\n"):  # of a key that is being copied, a part may be read
+    if key and (b"\n" in key or data != key + b"\n"):  # while an administrator copies the key, it may be incomplete
         raise KeyUnusable(
             f"{path}: the key must be one line with a line break at its end; otherwise it may be incomplete"
         )
@@ -94,7 +97,7 @@ def _read_key(path: Path) -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """Write a new key atomically. If two processes make a key, the first one is kept. Raises OSError."""
+    """Writes a new key atomically. If two processes make a key, the first key is kept. Raises OSError."""
     handle, name = tempfile.mkstemp(prefix=f".{KEY_FILE}-", dir=path.parent)  # mode 0600, whatever the umask is
     try:
         with os.fdopen(handle, "wb") as file:
@@ -111,20 +114,20 @@ class Identity:
     """The setting `identity.user` of one node, with its key. The key is read or made at its first use."""
 
     def __init__(self, setting: str, directory: Path | None) -> None:
-        """`setting`: `auto` or one of MODES. `directory`: the directory of the key, None if the exporter has no state
+        """`setting`: `auto` or one of MODES. `directory`: directory of the key, None if the exporter has no state
         directory.
         """
-        self.problem = ""  # why users are not shown although hashes are wanted
+        self.problem = ""  # why users are not shown, although the mode is hmac
         self._setting = setting
         self._directory = directory
         self._key: bytes | None = None
 
     def mode(self, hidden: bool) -> Mode:
-        """How users are shown now. `hidden`: a source hides its users, or has not yet reported whether it does."""
+        """Returns how users are shown now. `hidden`: a source hides its users, or has not answered yet."""
         return MODES.get(self._setting) or ("hmac" if hidden else "name")
 
     def apply(self, holder: Holder, hidden: bool) -> Holder:
-        """The holder as it may be shown."""
+        """Returns the holder in the form that may be shown. `hidden`: as in `mode`."""
         mode = self.mode(hidden)
         if mode == "hmac" and self._key is None and (holder.user or holder.account):
             self._find_key()

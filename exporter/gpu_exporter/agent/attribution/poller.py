@@ -21,10 +21,10 @@ MAX_TEXTS = 3  # unresolved grants that a text lists
 
 
 class _Question:
-    """Polls one source once, in a separate thread: a slow source must not delay the other sources."""
+    """Polls one source once, in a separate thread, so that a slow source does not delay the others."""
 
     def __init__(self, source: Source, clock: Clock) -> None:
-        # the answer shows what is held at least until this time
+        # The answer shows the holders at least until this time.
         self.asked, self.asked_wall = clock.monotonic(), clock.wall()
         self.answer: Answer | Exception = SourceError("not asked yet")
         self.polls = 0  # polls that ended without an answer
@@ -69,7 +69,7 @@ class _SourceMemory:
 
 
 class Poller:
-    """All sources of one node, in order of precedence."""
+    """Polls all sources of one node. They are in order of precedence."""
 
     def __init__(
         self,
@@ -92,7 +92,9 @@ class Poller:
         self._memory = {source.name: _SourceMemory() for source in sources}
 
     def poll(self) -> list[Grant]:
-        """Poll every source once. If a source fails, its last answer is used for a limited time."""
+        """Polls every source once, and returns all grants. If a source fails, its last answer counts for a limited
+        time.
+        """
         for source in self._sources:
             memory = self._memory[source.name]
             self._take_answer(source.name, memory, 0.0)  # an answer that came late
@@ -109,7 +111,7 @@ class Poller:
         return self.grants()
 
     def grants(self) -> list[Grant]:
-        """The last known grants, without a new poll. Users and accounts are shown as `identity` permits."""
+        """Returns the last known grants, without a new poll. Shows users and accounts as `identity` permits."""
         now = self._clock.monotonic()
         hidden = any(memory.hides_users or memory.confirmed is None for memory in self._memory.values())
         known: list[Grant] = []
@@ -121,7 +123,7 @@ class Poller:
         return known
 
     def take_ended(self) -> list[Grant]:
-        """The grants of holders that have ended; `confirmed` is the time of the end. Each grant is returned once."""
+        """Returns the grants of holders that have ended, each only once. `confirmed` is the time of the end."""
         hidden = any(memory.hides_users or memory.confirmed is None for memory in self._memory.values())
         ended = [self._show(grant, hidden) for memory in self._memory.values() for grant in memory.ended]
         for memory in self._memory.values():
@@ -129,7 +131,7 @@ class Poller:
         return ended
 
     def offers(self) -> Sequence[Grant] | None:
-        """The devices that schedulers may allocate. None unless every source reports its devices."""
+        """Returns the devices that schedulers may allocate. None unless every source reports its devices."""
         offers: list[Grant] = []
         for memory in self._memory.values():
             if memory.offers is None:
@@ -141,7 +143,7 @@ class Poller:
         return grant if self._identity is None else grant._replace(holder=self._identity.apply(grant.holder, hidden))
 
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about holders for messages to the user, in addition to the sources' errors."""
+        """Returns warnings about holders for messages to the user, in addition to the sources' errors."""
         return (self._identity.problem,) if self._identity is not None and self._identity.problem else ()
 
     def _take_answer(self, name: str, memory: _SourceMemory, within_s: float | None) -> None:
@@ -179,9 +181,9 @@ class Poller:
 
     @staticmethod
     def _note(name: str, memory: _SourceMemory, problem: str, bug: Exception | None = None) -> None:
-        """Log a source's problem when it changes, not at every poll.
+        """Logs a source's problem when it changes, not at every poll. `bug`: the exception to log with a traceback.
 
-        An answer with a problem still counts as an answer. `bug`: the exception to log with a traceback.
+        An answer with a problem still counts as an answer.
         """
         if problem != memory.error:
             if problem:
@@ -197,7 +199,7 @@ class Poller:
         unresolved: Sequence[tuple[Grant, str]],
         doubted: Sequence[tuple[Grant, str]] = (),
     ) -> None:
-        """Count the conflicts, and log the unresolved and doubted grants with their reasons.
+        """Counts the conflicts, and logs the unresolved and doubted grants with their reasons.
 
         A conflict is a grant that contradicts a source of higher precedence. `doubted`: the holder may only watch the
         device.
@@ -226,7 +228,7 @@ class Poller:
             memory.has_lost = len(texts) > len(doubts)
 
     def is_known(self) -> bool:
-        """Whether every source has answered recently, so that a device without a grant is certainly free."""
+        """Returns whether every source has answered recently. If so, a device without a grant is certainly free."""
         now = self._clock.monotonic()
         return bool(self._memory) and all(
             memory.confirmed is not None and now - memory.confirmed <= self._keep_last_s and not memory.incomplete
@@ -234,7 +236,9 @@ class Poller:
         )
 
     def has_all(self) -> bool:
-        """Whether every source has answered. If so, a pod or job without a grant has no GPU. True without sources."""
+        """Returns whether every source has answered. If so, a pod or job without a grant has no GPU. True without
+        sources.
+        """
         return not self._memory or self.is_known()
 
     def statuses(self) -> tuple[SourceStatus, ...]:

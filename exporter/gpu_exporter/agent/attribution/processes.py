@@ -1,5 +1,4 @@
-"""Finds the pod, job or container that owns each process on a GPU. The driver lists the pids, /proc shows the
-owners.
+"""Finds the pod, job or container that owns each process on a GPU. The driver lists the pids, /proc shows their owners.
 
 For each process the exporter reads its cgroup, its start time, and whether it is NVIDIA's MPS server (procfs.py). The
 driver's pids are pids of the host, so /proc must be the host's. A pod needs hostPID, or the host's /proc as a mount
@@ -20,7 +19,7 @@ from gpu_exporter.common.model.readings import DeviceSnapshot, GpuProcess, Proce
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.procfs import Procfs
 
-UNIT_MAX = 256  # processes of one GPU that are read; the owners of more processes are unknown
+UNIT_MAX = 256  # most processes of one GPU to look up; the owners of others are unknown
 # NVIDIA's MPS server runs the kernels of all its clients, and may run in its own pod. Linux keeps 15 bytes of its name.
 MPS_SERVER = "nvidia-cuda-mps"
 
@@ -40,10 +39,10 @@ Owners = Mapping[UnitId, UnitOwners]
 
 
 class OwnedPeriod(NamedTuple):
-    """The work of each owner's processes on one whole GPU over (start, end], monotonic seconds. Shares are 0 to 1.
+    """The work of each owner's processes on one whole GPU over (start, end], monotonic seconds.
 
-    `owner`: None if the lookup failed. Values of a share may be missing, as in ProcessShare. `problem`: as in
-    ProcessPeriod.
+    `shares`: (owner, ratio 0 to 1). The owner is None if the lookup failed; the ratio is None as in ProcessShare.
+    `problem`: as in ProcessPeriod.
     """
 
     start: float
@@ -53,7 +52,7 @@ class OwnedPeriod(NamedTuple):
 
 
 def without_owners(period: ProcessPeriod) -> OwnedPeriod:
-    """Convert a period without looking up any owner, for a node on which the owners of processes are not visible."""
+    """Converts a period without looking up owners, for a node on which the owners of processes are not visible."""
     return OwnedPeriod(period.start, period.end, tuple((None, each.ratio) for each in period.shares), period.problem)
 
 
@@ -74,11 +73,11 @@ class ProcessOwners:
         self._since_boot = since_boot
 
     def is_host(self) -> bool:
-        """Whether the host's processes are visible."""
+        """Returns whether the host's processes are visible."""
         return self._procfs.is_host()
 
     def read(self, snapshots: Iterable[DeviceSnapshot]) -> Owners:
-        """The owners of the processes on each unit. GPUs for which the driver listed no processes are omitted."""
+        """Returns the owners of the processes on each unit. Omits GPUs for which the driver listed no processes."""
         owners: dict[UnitId, UnitOwners] = {}
         for snapshot in snapshots:
             if not (snapshot.up and snapshot.processes is not None and snapshot.identity.uuid):
@@ -95,7 +94,7 @@ class ProcessOwners:
         return owners
 
     def list_pods(self) -> Set[str] | None:
-        """UIDs of all pods that have a process on this host, None if no pod's process is visible."""
+        """Returns the UIDs of all pods that have a process on this host, None if no pod's process is visible."""
         found: set[str] = set()
         for pid in self._procfs.list_pids():
             text = self._procfs.text(pid, "cgroup")
@@ -104,7 +103,7 @@ class ProcessOwners:
         return found or None  # if even the exporter's own pod is missing, processes are hidden
 
     def name_pod(self, uid: str) -> tuple[str, str] | None:
-        """Return namespace and name of the pod with this UID, None if the kubelet's directories do not show them."""
+        """Returns namespace and name of the pod with this UID, None if the kubelet's directories do not show them."""
         if self._pod_logs is None:
             return None
         try:
@@ -115,7 +114,9 @@ class ProcessOwners:
         return (namespace, pod) if namespace and pod else None
 
     def own(self, period: ProcessPeriod) -> OwnedPeriod:
-        """Look up whose processes worked on a GPU in a period. Call it soon, while the processes still run."""
+        """Looks up the owners of the processes that worked on a GPU in a period. Call it soon, while the processes
+        still run.
+        """
         known = [(self._owner(each.pid, each.monotonic), each.ratio) for each in period.shares[:UNIT_MAX]]
         rest = sum(each.ratio or 0.0 for each in period.shares[UNIT_MAX:])
         shares = (*known, (None, rest)) if rest else tuple(known)
@@ -132,9 +133,9 @@ class ProcessOwners:
         return UnitOwners(uses, is_complete and len(here) <= UNIT_MAX)
 
     def _owner(self, pid: int, seen: float) -> ProcessOwner | None:
-        """The owner of a process. `seen`: when the driver saw the process (monotonic seconds).
+        """Returns the owner of a process, None if unknown. `seen`: when the driver saw the process (monotonic seconds).
 
-        None if the owner is unknown: the process has ended or cannot be read, its pid was reused, or it is an MPS
+        The owner is unknown if the process has ended or cannot be read, if its pid was reused, or if it is an MPS
         server with many clients.
         """
         stat = self._procfs.stat(pid)

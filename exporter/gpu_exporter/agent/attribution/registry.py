@@ -1,6 +1,6 @@
 """Lists the sources of holders, in order of precedence.
 
-A source is loaded only if a flag requests it, or if it is detected on the host.
+A source is loaded only if a flag requests it, or if the exporter detects it on the host.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ COLLECTED_EACH_S = 15.0  # reading a collector's answer costs slurmctld nothing
 class SourceOptions(NamedTuple):
     """The administrator's choices.
 
-    `kubelet`, `slurm`: None to detect them on this host. `resources`: regular expressions for further resource names
-    that stand for GPUs. `timeout_s`: timeout of one request. `empty_confirm_s`: an empty answer of the kubelet counts
-    after this time. `slurm_interval_s`: shortest interval between requests to slurmctld if no job changes.
-
-    `slurm_collected`: address or directory of a collector. `procfs`: the host's /proc. `monitors`: NAMESPACE/POD of
-    further pods whose resource claims only watch a device. `claims`: folder of the DRA driver's kubelet plugin, None to
-    ignore it. `pod_uid`: UID of the exporter's own pod, "" to read it from the cgroup. `find_pods`: takes UIDs of pods
-    and returns those that have a cgroup, None if the host's cgroups are not visible.
-
-    `state`: directory for state that survives a restart, None to keep no state. `keeps_state`: whether to write there.
+    - `kubelet`, `slurm`: None to detect them on this host.
+    - `resources`: regular expressions for further resource names that stand for GPUs.
+    - `timeout_s`: timeout of one request.
+    - `empty_confirm_s`: an empty answer of the kubelet counts after this time.
+    - `slurm_interval_s`: shortest interval between requests to slurmctld if no job changes.
+    - `slurm_collected`: address or directory of a collector.
+    - `procfs`: the host's /proc.
+    - `monitors`: NAMESPACE/POD of further pods whose resource claims only watch a device.
+    - `claims`: folder of the DRA driver's kubelet plugin, None to ignore it.
+    - `pod_uid`: UID of the exporter's own pod, "" to read it from the cgroup.
+    - `find_pods`: takes UIDs of pods and returns those with a cgroup, None if the host's cgroups are not visible.
+    - `state`: directory for state that survives a restart, None to keep no state.
+    - `keeps_state`: the exporter also writes to `state`.
     """
 
     timeout_s: float
@@ -59,7 +62,7 @@ class SourceOptions(NamedTuple):
 
 
 def find_sources(options: SourceOptions, clock: Clock, vendor: Vendor) -> list[Source]:
-    """The sources to ask, highest precedence first. Raises ValueError for invalid options."""
+    """Returns the sources to ask, highest precedence first. Raises ValueError for invalid options."""
     found = (make(options, clock, vendor) for make in REGISTRY)
     return [source for source in found if source is not None]
 
@@ -135,13 +138,13 @@ def _is_wanted(chosen: bool | None, is_present: Callable[[], bool]) -> bool:
 
 
 def is_slurm_node(procfs: Path = Path("/proc")) -> bool:
-    """Whether this host belongs to a Slurm cluster: it has a Slurm configuration, or a slurmd is visible."""
+    """Returns whether this host belongs to a Slurm cluster: it has a Slurm configuration, or a slurmd is visible."""
     places = (os.environ.get("SLURM_CONF", ""), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
     return any(place and Path(place).is_file() for place in places) or runs_slurmd(procfs)
 
 
 def runs_slurmd(procfs: Path) -> bool:
-    """Whether a slurmd is among the visible processes."""
+    """Returns whether a slurmd is among the visible processes."""
     for entry in procfs.glob("[0-9]*/comm"):
         try:
             if entry.read_text("ascii", "replace").strip() == "slurmd":

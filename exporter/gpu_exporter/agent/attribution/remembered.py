@@ -16,12 +16,12 @@ VERSION = 1
 
 
 class Remembered:
-    """One file of one node. Not thread-safe."""
+    """One state file of one node. Not thread-safe."""
 
     def __init__(self, directory: Path | None, name: str, node: str, loss: str, *, writes: bool) -> None:
-        """`directory`: None to remember nothing. `writes`: whether to write the file.
-
-        `loss`: names, for messages, the data that a restart loses without the file.
+        """- `directory`: None to remember nothing.
+        - `writes`: whether to write the file.
+        - `loss`: the data that a restart loses without the file, for messages.
         """
         self._path = directory / name if directory is not None else None
         self._node, self._loss = node, loss
@@ -29,7 +29,7 @@ class Remembered:
         self._problem = ""
 
     def read(self) -> Any:
-        """The content of the file. None if the file is missing, is not JSON, or is from another node or version."""
+        """Returns the content of the file. None if the file is missing, invalid, or from another node or version."""
         if self._path is None:
             return None
         try:
@@ -42,11 +42,11 @@ class Remembered:
             return None
 
     def refuse(self, reason: Exception) -> None:
-        """Log that the remembered content cannot be parsed."""
+        """Logs that the content of the file cannot be parsed."""
         log.warning("%s is ignored: %s %s", self._path, type(reason).__name__, reason)
 
     def write(self, body: Any, mode: int) -> None:
-        """Write `body`. A failure is logged once."""
+        """Writes `body`. Logs a failure once."""
         if self._path is None or not self.is_kept:
             return
         text = json.dumps({"version": VERSION, "node": self._node, "body": body})

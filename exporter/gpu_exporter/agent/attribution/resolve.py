@@ -24,10 +24,12 @@ NumberKey = tuple[HolderKey, str]
 class Resolution(NamedTuple):
     """The result of `resolve`.
 
-    `allocations`: in the order of the grants. `unresolved`: grants of a device that does not answer on this node, each
-    with the reason. `conflicts`: grants that contradict another source. `numbers`: the unit that each holder's device
-    number means, for the next poll. `ended`: units of holders that have ended, each with the holder's name. `doubted`:
-    grants from claims that may only watch their device, each with the reason.
+    - `allocations`: in the order of the grants.
+    - `unresolved`: grants of a device that does not answer on this node, each with the reason.
+    - `conflicts`: grants that contradict another source.
+    - `numbers`: the unit that each holder's device number means, for the next poll.
+    - `ended`: units of holders that have ended, each with the holder's name.
+    - `doubted`: grants from claims that may only watch their device, each with the reason.
     """
 
     allocations: list[tuple[Allocation, Grant]]
@@ -45,16 +47,17 @@ def resolve(
     incomplete: str = "",
     numbers: Mapping[NumberKey, UnitId] = MappingProxyType({}),
 ) -> Resolution:
-    """Turn grants into allocations of the devices that answer.
+    """Turns grants into allocations of the devices that answer. A holder that has ended holds nothing.
 
-    If two sources grant the same unit to different holders, the holder of the first source is marked as contradicted,
-    and the other grant becomes a conflict. Two holders of one source share the unit, with an exception: if one of them
-    has the unit through a resource claim that the other does not have, one of the claims only watches the unit. All
-    claims that may be the watching one are then marked as contradicted. A holder that has ended holds nothing.
-
-    `incomplete`: why NVML and the schedulers may number the GPUs differently, "" if all expected GPUs are here. If it
-    is not "", positions are not resolved. `numbers`: the unit that each holder's number meant before. A running holder
-    keeps this unit while its number means no device. If the number now means another device, neither unit is used.
+    - Two sources grant one unit to different holders: the holder of the first source is marked as contradicted, and the
+      other grant becomes a conflict.
+    - Two holders of one source share the unit. Exception: if one of them has the unit through a resource claim that the
+      other lacks, one of the claims only watches the unit. All claims that may only watch are then marked as
+      contradicted.
+    - `incomplete`: why NVML and the schedulers may number the GPUs differently, "" if all expected GPUs are here.
+      Unless it is "", positions are not resolved.
+    - `numbers`: the unit that each holder's number meant before. A running holder keeps this unit while its number
+      means no device. If the number now means another device, neither unit is used.
     """
     finder = _Finder(
         snapshots, incomplete, {grant.device for grant in grants if grant.kind == "placement" and not grant.ended}
@@ -79,7 +82,7 @@ def resolve(
 class _Assigned(NamedTuple):
     """A grant that was resolved to a unit.
 
-    `replica`: the replica number, if a device plugin shares the device. `basis`: a text that shows how the unit was
+    `replica`: the replica number, if a device plugin shares the device. `basis`: a text that tells how the unit was
     found.
     """
 
@@ -89,7 +92,7 @@ class _Assigned(NamedTuple):
 
 
 class _GrantsByUnit:
-    """The grants of each unit. `kept`: by holder and number, the unit that stays the same while the holder runs."""
+    """The grants of each unit. `kept`: by holder and number, the unit that the holder keeps while it runs."""
 
     def __init__(self) -> None:
         self.units: dict[UnitId, list[_Assigned]] = {}
@@ -100,12 +103,12 @@ class _GrantsByUnit:
         self._contradicted: dict[UnitId, Grant] = {}
 
     def assign(self, grant: Grant, found: tuple[UnitId | None, str, str], numbers: Mapping[NumberKey, UnitId]) -> None:
-        """Store a grant under its unit, if it has one.
+        """Stores a grant under its unit, if it has one.
 
         `found`: the unit, the replica number, and the reason if there is no unit. `numbers`: as in `resolve`.
         """
         number = (grant.holder.key, grant.number)
-        is_kept = bool(grant.number) and not grant.holder.identity  # a name alone may be another holder by now
+        is_kept = bool(grant.number) and not grant.holder.identity  # a name alone may belong to another holder by now
         before = numbers.get(number) if is_kept else None
         unit, replica, reason = found
         basis = _describe_basis(grant)
@@ -131,7 +134,7 @@ class _GrantsByUnit:
             others.append(_Assigned(grant, replica, basis))
 
     def allocate(self, unit: UnitId, finder: _Finder, doubts: Mapping[str, str]) -> Iterator[tuple[Allocation, Grant]]:
-        """Yield the allocations of one unit. `doubts`: claims that may only watch a device, each with the reason."""
+        """Yields the allocations of one unit. `doubts`: claims that may only watch a device, each with the reason."""
         several = self.units[unit]
         # If another holder is certain, a doubted claim only watches, and has no part of this unit.
         certain = [each for each in several if not each.grant.claim or each.grant.claim not in doubts]
@@ -160,10 +163,10 @@ class _GrantsByUnit:
 
 
 def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]:
-    """Claims that may only watch their devices, each with the reason as a text.
+    """Returns the claims that may only watch their devices, each with the reason as a text.
 
-    A claim is doubted if another holder has one of its devices without this claim. A doubt about one device applies to
-    all devices of the claim.
+    A claim is doubted if another holder has one of its devices without this claim. The doubt applies to all devices of
+    the claim.
     """
     doubts: dict[str, str] = {}
     for holders in units.values():
@@ -182,9 +185,9 @@ def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]
 def find_offered(
     offers: Sequence[Grant], snapshots: Iterable[DeviceSnapshot], incomplete: str = ""
 ) -> frozenset[UnitId] | None:
-    """The units that a scheduler may allocate. `incomplete`: as in `resolve`.
+    """Returns the units that a scheduler may allocate. `incomplete`: as in `resolve`.
 
-    None if one offer is unresolved: it may mean any unit, so the caller knows no free unit.
+    None if one offer is unresolved: it may mean any unit, so no unit is known to be free.
     """
     finder = _Finder(snapshots, incomplete, set())
     units = [finder.find(offer)[0] for offer in offers]
@@ -192,7 +195,7 @@ def find_offered(
 
 
 def _placed(instances: Sequence[InstanceReading], profile: str, profile_id: str, start: str) -> list[InstanceReading]:
-    """The MIG instances that match a device name from dynamic resource allocation (DRA).
+    """Returns the MIG instances that match a device name from dynamic resource allocation (DRA).
 
     An instance matches by profile id and first slice. If the driver does not report these (it may lack the permission),
     the instance matches by its profile's name.
@@ -205,7 +208,7 @@ def _placed(instances: Sequence[InstanceReading], profile: str, profile_id: str,
 
 
 def _describe_basis(grant: Grant) -> str:
-    """Describe in a text how the device name from the source leads to the unit."""
+    """Returns a text that tells how the device name from the source leads to the unit."""
     name = f"{grant.number}: " if grant.number and grant.number != grant.device else ""
     device = grant.device.partition("::")[0]
     if grant.kind == "minor":
@@ -220,7 +223,7 @@ class _Finder:
 
     def __init__(self, snapshots: Iterable[DeviceSnapshot], incomplete: str, placements: Set[str]) -> None:
         """`placements`: every placement that the grants ask for."""
-        # count for each board and profile
+        # number of placements for each board and profile
         self._wanted = Counter(tuple(placement.split("/")[:2]) for placement in placements)
         self._by_uuid: dict[str, UnitId] = {}
         self._by_minor: dict[str, UnitId] = {}
@@ -228,9 +231,9 @@ class _Finder:
         self._incomplete = incomplete
         self.slices: dict[str, tuple[float, float]] = {}  # by MIG UUID: slices of the instance, and of the board
         known = list(snapshots)
-        # With MIG on, a number may mean an instance, or be shifted by one. It is never guessed.
+        # With MIG on, a number may mean an instance, or be shifted by one, so numbers are not resolved.
         self._has_mig = any(snapshot.identity.mig_mode == "enabled" for snapshot in known)
-        # The newest snapshot comes last: of two GPUs that had one place in the driver's list, the GPU that has it now
+        # The newest snapshot comes last: if two GPUs had one position in the driver's list, the GPU that has it now
         # counts.
         places = {snapshot.identity.index: snapshot for snapshot in known}
         self._order = [places[index].identity for index in sorted(places)]
@@ -250,7 +253,7 @@ class _Finder:
                 self.slices[instance.uuid] = (instance.sm_slices, whole)
 
     def find(self, grant: Grant) -> tuple[UnitId | None, str, str]:
-        """Return the unit, the replica number in the device id or "", and the reason if there is no unit."""
+        """Returns the unit, the replica number in the device id or "", and the reason if there is no unit."""
         device, _, replica = grant.device.partition("::")
         if grant.kind == "uuid":
             return self._by_uuid.get(device), replica, f"{device} does not answer here"
@@ -265,7 +268,7 @@ class _Finder:
         return unit, replica, reason
 
     def _instance(self, kind: str, device: str) -> tuple[UnitId | None, str]:
-        """The MIG instance that `device` names. None with a reason unless exactly one instance matches."""
+        """Returns the MIG instance that `device` names. None with a reason unless exactly one instance matches."""
         minor, *which = device.split("/")
         listed = self._instances_of.get(minor, ())
         if kind == "instance":
@@ -281,7 +284,9 @@ class _Finder:
         return None, f"{many} of the GPU with device file number {minor} can be {'-'.join(which)}"
 
     def _at(self, grant: Grant, device: str) -> tuple[UnitId | None, str]:
-        """The GPU at a position in NVML's list. None and a reason unless the scheduler provably uses the same order."""
+        """Returns the GPU at a position in NVML's list. None with a reason unless the scheduler provably uses the same
+        order.
+        """
         if self._has_mig:
             return None, "positions are not valid while a GPU of this node is in MIG mode"
         if self._incomplete:

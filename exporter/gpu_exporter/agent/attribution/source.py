@@ -1,4 +1,4 @@
-"""The interface of a source, e.g. the kubelet. A source reports grants: each gives one device to one holder."""
+"""The interface of a source, e.g. the kubelet. A source reports grants. Each grant gives one device to one holder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from gpu_exporter.common.model.holders import Grant
 
 
 class SourceError(ForeignError):
-    """The source did not answer, or its answer cannot be trusted. The text has the place, the reason and the remedy."""
+    """The source did not answer, or its answer cannot be trusted. The text contains the place, the reason and the
+    remedy.
+    """
 
 
 class SlowSource(SourceError):
@@ -28,18 +30,17 @@ class CommandFailed(SourceError):
 class Answer(NamedTuple):
     """One answer of a source.
 
-    `problem`: a message about data that cannot be parsed. Grants may be missing, so a GPU without a grant may be held.
-    `notice`: a message for people that affects no grant. `conflicts`: number of grants that were dropped because the
-    source contradicts itself. `hides_users`: the scheduler hides users from other users. `offers`: every device that
-    the scheduler may allocate, held or not, as grants without a holder; None if unknown.
-
-    `is_late`: holders have started, but their devices are not yet known, so a GPU without a grant may be held. `as_of`:
-    time of the answer (monotonic seconds), None for the present poll. `is_old`: the source failed, so this is an
-    earlier answer. `devices`: number of GPUs (or of instances, on a GPU with MIG) that the scheduler counts for this
-    node; None if unknown.
-
-    `ended`: grants of holders that have ended since the last answer, each once; `confirmed` is the time of the end.
-    `missed`: number of further ended holders with unknown devices.
+    - `problem`: a message about data that cannot be parsed. Grants may be missing: a GPU without a grant may be held.
+    - `notice`: a message for people that affects no grant.
+    - `conflicts`: number of grants that were dropped because the source contradicts itself.
+    - `hides_users`: the scheduler hides users from other users.
+    - `offers`: every device that the scheduler may allocate, held or not, as grants without a holder; None if unknown.
+    - `is_late`: holders have started, but their devices are not known yet. A GPU without a grant may be held.
+    - `as_of`: time of the answer (monotonic seconds), None for the present poll.
+    - `is_old`: the source failed, and this is an earlier answer.
+    - `devices`: number of GPUs (with MIG, of instances) that the scheduler counts for this node; None if unknown.
+    - `ended`: grants of holders that have ended since the last answer, each once; `confirmed` is the time of the end.
+    - `missed`: number of further ended holders with unknown devices.
     """
 
     grants: Sequence[Grant]
@@ -62,4 +63,4 @@ class Source(Protocol):
     name: str
 
     def poll(self) -> Answer:
-        """All present grants. Raises SourceError if the source has no answer that can be trusted."""
+        """Returns all present grants. Raises SourceError if the source has no answer that can be trusted."""

@@ -39,14 +39,14 @@ class CallbackSource:
 class StaticSource:
     """Reads a file at every poll. Changed content counts after two polls have read the same bytes.
 
-    Until then the earlier content counts, because a program may still be writing the file: in an incomplete list, held
+    Until then the earlier content counts, because a program may still be writing the file. In an incomplete list, held
     GPUs would look free.
     """
 
     name = "static"
 
     def __init__(self, path: Path, settled_s: float = SETTLED_S) -> None:
-        """`settled_s`: at the first poll, the file counts if it has been unchanged for this time."""
+        """`settled_s`: seconds for which the file must be unchanged before the first poll uses it."""
         self._path, self._settled_s = path, settled_s
         self._seen: bytes | None = None
         self._parsed: bytes | None = None
@@ -58,7 +58,7 @@ class StaticSource:
         try:
             data = self._look()
             if data is not None:
-                self._parsed = None  # until it is understood: then no content counts
+                self._parsed = None  # if parsing fails, no content counts
                 self._grants = parse_static(yaml.safe_load(_whole(data)))
                 self._parsed = data
         except yaml.YAMLError as exc:
@@ -70,7 +70,9 @@ class StaticSource:
         return Answer(self._grants)
 
     def _look(self) -> bytes | None:
-        """The file's new content, None if it did not change. Raises OSError, or ValueError if none counts yet."""
+        """Returns the file's new content, None if it did not change. Raises OSError, or ValueError if no content counts
+        yet.
+        """
         seen, (data, age_s) = self._seen, self._read()
         if seen is None and not self._settled_s <= age_s:  # also if the file is dated in the future
             time.sleep(self._settled_s)
@@ -83,13 +85,13 @@ class StaticSource:
         return None
 
     def _read(self) -> tuple[bytes, float]:
-        """The content, and how long ago the file was changed."""
+        """Returns the content, and the seconds since the file was changed."""
         with open_named(self._path) as file:
             return read_within(file, self._path, FILE_MAX), time.time() - os.fstat(file.fileno()).st_ctime
 
 
 def _whole(data: bytes) -> str:
-    """Decode the file. Raises ValueError if it is empty or its last line is incomplete (a full disk)."""
+    """Decodes the file. Raises ValueError if it is empty or its last line is incomplete (a full disk)."""
     text = data.decode("utf-8")
     if not text.strip():
         raise ValueError("the file is empty: write [] if no GPU has a holder")
@@ -99,9 +101,9 @@ def _whole(data: bytes) -> str:
 
 
 def count_units(grants: Sequence[Grant]) -> list[Grant]:
-    """Set each holder's total number of units to the number of units that its grants name, and return the grants.
+    """Sets each holder's total number of units, if unknown, to the number of units in its grants. Returns the grants.
 
-    Several replicas (UUID::N) of a unit count as one.
+    Several replicas (UUID::N) of a unit count once.
     """
     held = Counter(key for key, _ in {(grant.holder.key, grant.device.partition("::")[0]) for grant in grants})
     return [
@@ -113,7 +115,7 @@ def count_units(grants: Sequence[Grant]) -> list[Grant]:
 
 
 def parse_static(data: object) -> list[Grant]:
-    """Make grants from the entries. Raises ValueError, whose text has the entry and the error."""
+    """Returns the grants of the entries. Raises ValueError, whose text contains the entry and the error."""
     if not isinstance(data, list):
         raise ValueError(f"expected a list of entries, not {type(data).__name__}")
     grants: list[Grant] = []
@@ -139,7 +141,7 @@ def parse_static(data: object) -> list[Grant]:
 
 
 def static_holder(texts: dict[str, str], source: str, identity: str) -> Holder:
-    """Make a holder from `pod` (namespace/pod/container), or without it from `job` (a job id). Raises ValueError."""
+    """Returns a holder made from `pod` (namespace/pod/container) or `job` (a job id). Raises ValueError."""
     user, account, partition = (texts.get(key, "") for key in ("user", "account", "partition"))
     if texts.get("job"):
         key = HolderKey("slurm", texts["job"])

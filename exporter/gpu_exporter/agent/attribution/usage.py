@@ -1,9 +1,9 @@
 """Measures the memory and activity of each holder's own processes, also if several holders share a unit.
 
-If several holders share a device, a value of the whole device belongs to none of them. A value that NVML reports for
-each process can be divided: the process's cgroup shows its owner, and an owner belongs to one holder or to none. If the
-holder of even one process on the unit is unknown, no value is reported (e.g. for a pid without an owner, or for an MPS
-server, which works for all holders). Pure.
+On a shared device, no holder gets a value of the whole device. A value that NVML reports for each process can be
+divided: the process's cgroup shows its owner, and an owner belongs to at most one holder. If the holder of even one
+process on the unit is unknown, no value is reported (e.g. a pid without an owner, or an MPS server, which works for all
+holders). Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Uses: TypeAlias = "Mapping[tuple[UnitId, HolderKey], Use]"
 
 
 def measure(allocations: Iterable[Allocation], owners: Owners) -> dict[tuple[UnitId, HolderKey], Use]:
-    """The use of each allocation, where it is known. Units with a contradicted allocation are omitted."""
+    """Returns the use of each allocation, where it is known. Omits units with a contradicted allocation."""
     holders: dict[UnitId, list[Allocation]] = {}
     for allocation in allocations:
         holders.setdefault(allocation.unit, []).append(allocation)
@@ -36,7 +36,7 @@ def measure(allocations: Iterable[Allocation], owners: Owners) -> dict[tuple[Uni
 
 
 def _divide(seen: UnitOwners, holders: list[Holder]) -> dict[HolderKey, Use] | None:
-    """None if an owner may belong to several holders."""
+    """Returns the use of each holder on a unit, None if an owner may belong to several holders."""
     uses = {holder.key: Use() for holder in holders}
     for owner, use in seen.uses.items():
         relations = [relate(holder, owner) for holder in holders]
@@ -49,13 +49,15 @@ def _divide(seen: UnitOwners, holders: list[Holder]) -> dict[HolderKey, Use] | N
 
 
 ROUNDING = 0.01  # NVML's shares are in whole percent
-ROUNDING_MAX = 0.05  # for all processes together: a larger difference may be a process that the driver leaves out
+ROUNDING_MAX = 0.05  # for all processes together: a larger difference may be a process that the driver omits
 # The driver takes the device's utilization and the sum over its processes at different moments.
 SLACK = 0.05
 
 
 def divide_period(period: OwnedPeriod, holders: Sequence[Holder]) -> Split:
-    """Divide the work on a shared unit among its holders. Work without exactly one holder counts as `others`."""
+    """Divides the work on a shared unit among its holders. Work that does not belong to exactly one holder counts as
+    `others`.
+    """
     ratios: dict[HolderKey, float] = {}
     unclear: set[HolderKey] = set()
     others: float | None = None

@@ -1,7 +1,7 @@
-"""Finds programs that use a GPU that no scheduler has allocated to them: they are known only by their processes.
+"""Finds programs that use a GPU that no scheduler has allocated to them. Only their processes show them.
 
 Such a user is a container outside both schedulers (docker, podman, containerd), or a pod that sees GPUs without a
-request (NVIDIA_VISIBLE_DEVICES=all, privileged, a hostPath). Users are shown but never judged, because the exporter
+request (NVIDIA_VISIBLE_DEVICES=all, privileged, a hostPath). The exporter shows users but never judges them, because it
 cannot see a user while none of its processes runs. A pod that a source reports is never such a user, even if its
 processes run on another unit.
 """
@@ -29,21 +29,21 @@ REMEDY = (
     "where it is privileged; let the pod request a GPU, or block this access"
 )
 PodName = tuple[str, str]
-"""Namespace and name."""
+"""Namespace and name of a pod."""
 
 
 class Users:
     """Finds users at each poll, and logs each pod once."""
 
     def __init__(self, name_pod: Callable[[str], PodName | None]) -> None:
-        """`name_pod`: the pod with a UID, None if unknown."""
+        """`name_pod`: returns namespace and name of the pod with a UID, None if unknown."""
         self._name_pod = name_pod
         self._names: dict[str, PodName | None] = {}
 
     def find(self, resolution: Resolution, owners: Owners, now: float, *, pods: bool) -> list[tuple[Allocation, Grant]]:
-        """Return an allocation for each user of a unit without a holder. `now`: monotonic seconds.
+        """Returns an allocation for each user of a unit without a holder. `now`: monotonic seconds.
 
-        `pods`: every source has answered, so a pod that no source reports holds nothing.
+        `pods`: every source has answered, so that a pod that no source reports holds nothing.
         """
         held = {allocation.unit for allocation, _ in resolution.allocations}
         grants = [grant for _, grant in resolution.allocations]
@@ -87,7 +87,7 @@ class Users:
 
     def _holder(self, owner: ProcessOwner) -> Holder | None:
         if owner.slurm:
-            return None  # Slurm reports more about a job than the job's processes do, in any container
+            return None  # Slurm itself reports jobs
         short = owner.container[:ID_SHOWN]
         if owner.pods:
             uid = owner.pods[-1]

@@ -454,7 +454,7 @@ class NvmlDevice(Device):
             label = f"gpu {self.identity.index}, mig {identity.mig}"
             ask = Asker(self._library, handle, support, label, self._instances_warned)
             # The board's call reports a whole GPU instance. If several compute instances share it, each would get the
-            # work of all. The name of the window has the kind of call, so that NVML never compares samples of two kinds.
+            # work of all. The window's name has the kind of call, so that NVML never compares samples of two kinds.
             alone = parts.count(part) == 1
             gpm = Asker(self._library, self.ask.handle, support, label, self._instances_warned) if alone else ask
             window = f"{identity.uuid} {'board' if alone else 'own'}"
