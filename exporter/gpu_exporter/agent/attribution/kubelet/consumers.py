@@ -1,11 +1,14 @@
-"""Finds the entries of PodResources that use up their device. A monitoring pod with admin access does not.
+"""Finds the entries of PodResources that use up their device. Entries of a monitoring pod with admin access do not.
 
 A ResourceClaim with `adminAccess` (KEP-5018) is for monitoring: other pods can still get the device. NVIDIA's GPU
 operator makes such a claim on every GPU for its dcgm-exporter. PodResources does not report which claims have
-adminAccess. The exporter knows them from two other places. The first is a setting: the administrator names the
-namespace and the pods that watch. A tenant can choose a pod's name, but cannot put a pod into another tenant's
-namespace. The second is the checkpoint file of the DRA driver, if it is mounted: it contains the claims' allocations.
-If two claims have the same device and neither place shows which one watches, resolve.py marks both as doubtful.
+adminAccess. The exporter knows them from two other sources:
+
+- A setting in which the administrator names the namespace and the pods that watch. A tenant can choose a pod's name,
+  but cannot put a pod into another tenant's namespace.
+- The checkpoint file of the DRA driver, if it is mounted. It contains the claims' allocations.
+
+If two claims have the same device, and neither source shows which of them watches, resolve.py marks both as doubtful.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ CHECKPOINT_MAX = 8 * 1024 * 1024  # a node with 16 GPUs and 100 claims: about 30
 CLAIM_UID = re.compile(r".*=([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-.+")  # in the name of a claim's CDI device
 
 
-# By claim (its UID, or NAMESPACE/NAME) and device: by driver, whether the claim only watches. Two drivers may use one
-# name.
+# (claim, device) -> driver -> whether the claim only watches. A claim is a UID or NAMESPACE/NAME. Two drivers may use
+# the same device name.
 Watches: TypeAlias = "dict[tuple[str, str], dict[str, bool]]"
 
 
@@ -40,7 +43,7 @@ class Monitor(NamedTuple):
 
 
 def parse_monitor(text: str) -> Monitor:
-    """Parse `NAMESPACE/POD`. Only POD is a regular expression. Raises ValueError."""
+    """Parses `NAMESPACE/POD`. Only POD is a regular expression. Raises ValueError."""
     namespace, slash, pod = text.partition("/")
     if not (slash and pod and NAMESPACE.fullmatch(namespace)):
         raise ValueError(
@@ -63,9 +66,9 @@ class Consumers:
         self._checkpoint = _Checkpoint(plugin / CHECKPOINT) if plugin is not None else None
 
     def select(self, entries: Iterable[ContainerDevices]) -> list[ContainerDevices]:
-        """Drop the entries that are known to only watch their device.
+        """Returns the entries without those that provably only watch their device.
 
-        In the other entries, `proven` is true if the entry is known to use up its device.
+        `proven` of a returned entry is True if the entry provably uses up its device.
         """
         if self._checkpoint is not None:
             self._checkpoint.refresh()
@@ -73,16 +76,16 @@ class Consumers:
         return [entry._replace(proven=bool(consumes)) for entry, consumes in judged if consumes is not False]
 
     def _consumes(self, entry: ContainerDevices) -> bool | None:
-        """Whether the entry consumes its device, None if unknown."""
+        """Returns whether the entry uses up its device, None if unknown."""
         if not entry.claimed:
-            return True  # a device plugin gives each device away
+            return True  # a device plugin allocates the device
         if any(entry.namespace == each.namespace and each.pod.fullmatch(entry.pod) for each in self._monitors):
             return False
         return self._checkpoint.consumes(entry) if self._checkpoint is not None else None
 
 
 class _Checkpoint:
-    """The DRA driver's checkpoint file, which lists its claims. Format of driver 25.8 (`v1`) or later (`v2`)."""
+    """The DRA driver's checkpoint file, which lists its claims, in the format of driver 25.8 (`v1`) or later (`v2`)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -91,7 +94,7 @@ class _Checkpoint:
         self._problem = ""
 
     def consumes(self, entry: ContainerDevices) -> bool | None:
-        """Whether the claim uses up its device, None if the checkpoint file does not show it."""
+        """Returns whether the claim uses up its device, None if the checkpoint file does not show it."""
         uids = {match[1] for name in entry.cdi if (match := CLAIM_UID.fullmatch(name))}
         device = "".join(entry.device_ids[:1])
         known = [claim for claim in uids if (claim, device) in self._watches]
@@ -101,7 +104,7 @@ class _Checkpoint:
         return not said.pop() if len(said) == 1 else None
 
     def refresh(self) -> None:
-        """Read the file if it has changed. If the file cannot be read, nothing is known about any claim."""
+        """Reads the file if it has changed. If the file cannot be read, every claim is unknown."""
         try:
             status = self._path.stat()
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -125,10 +128,11 @@ class _Checkpoint:
 
 
 def _read_watches(data: Any) -> Watches:
-    """For each claim, whether it only watches its device. Keys: its UID, and NAMESPACE/NAME if the file has names.
+    """Returns for each claim whether it only watches its device. Keys: its UID, and NAMESPACE/NAME if the file has
+    names.
 
-    `data`: the parsed checkpoint file. In it, `status` is the API's ResourceClaimStatus; its allocation results have
-    `adminAccess`. Raises ValueError.
+    `data`: the parsed checkpoint file. Its `status` is the API's ResourceClaimStatus, with `adminAccess` in the
+    allocation results. Raises ValueError.
     """
     claims = _get(data, "v2", "preparedClaims") or _get(data, "v1", "preparedClaims")
     if claims is None and not (_is_version(data, "v1") or _is_version(data, "v2")):

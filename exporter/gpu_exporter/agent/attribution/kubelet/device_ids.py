@@ -13,7 +13,7 @@ UNFAITHFUL = "its scheduler writes the chosen device on the pod, and the kubelet
 
 
 class DeviceIds:
-    """The names of one maker's devices in Kubernetes."""
+    """The names of one vendor's devices in Kubernetes."""
 
     def __init__(self, vendor: Vendor, resources: Sequence[str] = ()) -> None:
         """`resources`: regular expressions for further resource names that stand for GPUs. Raises ValueError."""
@@ -21,13 +21,13 @@ class DeviceIds:
         self._resources = vendor.resources(resources)
 
     def device_of(self, device_id: str) -> str:
-        """Remove the suffix for a replica or a part of a device from a device plugin's id."""
+        """Removes the suffix for a replica or a part of a device from a device plugin's id."""
         device = self._vendor.replica.sub("", device_id)
         match = self._vendor.unfaithful_id.fullmatch(device)
         return match["id"] if match is not None else device
 
     def select(self, entry: ContainerDevices) -> ContainerDevices | None:
-        """The entry, reduced to its GPUs. None if it has no GPU or comes from a resource claim.
+        """Returns the entry, reduced to its GPUs. None if it has no GPU or comes from a resource claim.
 
         An id in the driver's form (a UUID) is a GPU under any resource name. Numbers and other ids count as GPUs only
         for a GPU resource, because network cards and other devices have numbers too.
@@ -40,21 +40,23 @@ class DeviceIds:
         return entry._replace(device_ids=ids) if ids else None
 
     def has_gpus(self, entry: ContainerDevices) -> bool:
-        """Whether the entry may contain a GPU, from a device plugin or from a resource claim (DRA)."""
+        """Returns whether the entry may contain a GPU, from a device plugin or from a resource claim (DRA)."""
         return self.is_claimed_gpu(entry) if entry.claimed else self.select(entry) is not None
 
     def _is_driver_id(self, device_id: str) -> bool:
         return bool(self._vendor.device_id.fullmatch(self.device_of(device_id)))
 
     def is_claimed_gpu(self, entry: ContainerDevices) -> bool:
-        """Whether the claim is for GPUs, by its driver's name. Without a name, by its CDI device names."""
+        """Returns whether the claim is for GPUs, by its driver's name. Without a name, by its CDI device names."""
         if self._vendor.claim_elsewhere.fullmatch("".join(entry.device_ids[:1])):
             return False  # a GPU of a virtual machine
         names = [entry.resource] if entry.resource else [name.partition("=")[0] for name in entry.device_ids]
         return any(self._vendor.claim_driver.fullmatch(name) for name in names)
 
     def grant_claimed(self, entry: ContainerDevices, holder: Holder) -> Grant | None:
-        """The grant for a device from dynamic resource allocation, None if the device's name cannot be parsed."""
+        """Returns the grant for a device from dynamic resource allocation, None if the device's name
+        cannot be parsed.
+        """
         device_id = "".join(entry.device_ids[:1])
         match = self._vendor.claim_device.fullmatch(device_id)
         if match is None:
@@ -69,7 +71,7 @@ class DeviceIds:
         return Grant("minor", minor, holder, number=number, share=share, claim=claim)
 
     def grant(self, device_id: str, holder: Holder) -> Grant | None:
-        """The grant of a device id, None if the id cannot be parsed."""
+        """Returns the grant for a device id, None if the id cannot be parsed."""
         vendor = self._vendor
         share = "time_slice" if vendor.replica.search(device_id) else ""
         device = vendor.replica.sub("", device_id)

@@ -1,10 +1,12 @@
 """Detects pods that the kubelet still lists although they have ended: they have no process.
 
 Before 1.34 the kubelet also lists terminated pods of the node (kubernetes#119423, #132020). Two pods may then seem to
-have the same exclusive GPU. A pod that has ended has no process. A running pod has at least one process in its cgroup:
-its program or the sandbox. A pod without a process holds nothing if another pod with processes has the same device.
-Otherwise the pod keeps the device and is not judged: with a container runtime that has no sandbox processes, the pod
-may be waiting for a restart after a crash. If the host's processes are not visible, no pod counts as ended.
+have the same exclusive GPU. A running pod has at least one process in its cgroup: its program or the sandbox.
+
+- A pod without a process holds nothing if another pod with processes has the same device.
+- Otherwise the pod keeps the device and is not judged: with a container runtime that has no sandbox processes, the pod
+  may be waiting for a restart after a crash.
+- If the host's processes are not visible, no pod counts as ended.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Callable, Sequence, Set
 from gpu_exporter.agent.attribution.processes import Owners
 from gpu_exporter.common.model.holders import Grant
 
-LOOK_S = 60.0  # a look at every process of the host takes about 30 us for each process
+LOOK_S = 60.0  # seconds between two checks; a check takes about 30 us for each process of the host
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 WHY = "no process of the pod runs: the pod has ended, or waits for a restart"
 
@@ -28,13 +30,13 @@ class EndedPods:
         """`list_pods`: returns the UIDs of all pods that have a process, None if processes are not visible."""
         self._list_pods = list_pods
         self._looked: float | None = None
-        self._without: Set[str] = frozenset()  # pods without a process at the last look
+        self._without: Set[str] = frozenset()  # pods without a process at the last check
         self._ended: Set[str] = (
             frozenset()
-        )  # ... and at the look before it: a container that starts has no process for a moment
+        )  # pods without a process at the last two checks: a container that starts has no process for a moment
 
     def apply(self, grants: Sequence[Grant], owners: Owners, now: float) -> Sequence[Grant]:
-        """Remove the grants of pods that hold nothing. Mark other pods that may have ended as not running.
+        """Removes the grants of pods that hold nothing. Marks other pods that may have ended as not running.
 
         `owners`: the owners of the processes on each unit. `now`: monotonic seconds.
         """
@@ -53,7 +55,9 @@ class EndedPods:
                 alive.setdefault(_device(grant), set()).add(grant.claim)
 
         def is_taken(grant: Grant) -> bool:
-            """Whether another pod has the device, although the two pods do not share it by replicas or by one claim."""
+            """Returns whether another pod has the device, and the two pods do not share it by replicas
+            or by one claim.
+            """
             claims = alive.get(_device(grant), set())
             return bool(claims) and not grant.share and not (grant.claim and grant.claim in claims)
 
@@ -71,10 +75,10 @@ def _stopped(grant: Grant) -> Grant:
 
 
 def has_begun(grant: Grant) -> bool:
-    """Whether the grant's container has started. If so, the pod has had a process.
+    """Returns whether the grant's container has started. If so, the pod has had a process.
 
-    The kubelet may use a hash or a text as the UID of a static pod (a pod from a manifest file), and the API server may
-    use another UID. Only a UUID is certain to be in the name of the pod's cgroup, so other UIDs return False.
+    Only a UUID is certain to be in the name of the pod's cgroup, so other UIDs return False. The UID of a static pod
+    (from a manifest file) may be a hash or a text, and the API server may use another UID.
     """
     return (
         UUID.fullmatch(grant.holder.pod_uid) is not None

@@ -1,8 +1,8 @@
 """Makes one unary gRPC call over a unix socket, with the package h2 for HTTP/2.
 
-grpcio would cost 21 MiB of resident memory in every node agent, h2 costs 5 MiB (docs/decisions/0002). Each call opens a
-new connection, because a kubelet restart replaces the socket. A call then takes 0.67 ms, against 0.49 ms on an open
-connection. Protocol: github.com/grpc/grpc, doc/PROTOCOL-HTTP2.md.
+grpcio costs 21 MiB of resident memory in every node agent, h2 costs 5 MiB (docs/decisions/0002). Each call opens a new
+connection, because a kubelet restart replaces the socket. A call takes 0.67 ms, on an open connection 0.49 ms.
+Protocol: github.com/grpc/grpc, doc/PROTOCOL-HTTP2.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ANSWER = 4 * 1024 * 1024  # the default limit of gRPC's own clients; a node 
 
 
 class CallError(ForeignError):
-    """The call failed. `status` is the gRPC status code, -1 for a failure below gRPC (socket, HTTP/2, timeout)."""
+    """The call failed. `status`: the gRPC status code, -1 for a failure below gRPC (socket, HTTP/2, timeout)."""
 
     def __init__(self, text: str, status: int = -1) -> None:
         super().__init__(text)
@@ -31,7 +31,7 @@ class CallError(ForeignError):
 
 
 def call(path: str, method: str, request: bytes, timeout_s: float) -> bytes:
-    """Call `method` ("/package.Service/Method") on the socket at `path`, return the reply. Raises CallError."""
+    """Calls `method` ("/package.Service/Method") on the socket at `path`. Returns the reply. Raises CallError."""
     deadline = time.monotonic() + timeout_s
     connection = h2.connection.H2Connection(config=h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
     try:

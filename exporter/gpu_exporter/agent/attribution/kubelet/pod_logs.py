@@ -1,8 +1,8 @@
 """Reads the UIDs of pods, and the start times of their containers, from the folders below /var/log/pods.
 
-The kubelet makes a folder for each pod, NAMESPACE_POD_UID. The container runtime writes CONTAINER/N.log in it for start
-number N. Every poll reads the folders of hundreds of containers, so this module uses os functions and strings instead
-of the slower pathlib.
+The kubelet makes a folder NAMESPACE_POD_UID for each pod. In it the container runtime writes CONTAINER/N.log for start
+number N. Every poll reads the folders of hundreds of containers, so this module uses os functions and strings: pathlib
+is slower.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ PodName = tuple[str, str]  # namespace, pod
 class ContainerStart(NamedTuple):
     """The last start of a container: its number, and its time in Unix seconds (infinite if it has not started).
 
-    `why`: the reason why it has not started. `obstacle`: the same reason as one word. `changed_ns`: change time of the
-    folder when it was read, 0 to read the folder again.
+    - `why`: the reason why it has not started.
+    - `obstacle`: the same reason as one word.
+    - `changed_ns`: change time of the folder when it was read, 0 to read the folder again.
     """
 
     number: int
@@ -49,11 +50,11 @@ class PodLogs:
         self._seen: dict[tuple[str, str], ContainerStart] = {}  # in this poll
 
     def begin_poll(self, listed: Set[PodName], gone: Set[PodName]) -> dict[PodName, str]:
-        """Begin a poll, and return the UID of each listed pod.
+        """Begins a poll. Returns the UID of each listed pod.
 
-        If several folders have the pod's name, the newest one counts. The folder of a replaced pod never counts.
-        `gone`: pods that are no longer listed. If a pod with the same name returns, it is another pod, even if the old
-        folder still exists.
+        If several folders have the pod's name, the newest counts. The folder of a replaced pod never counts. `gone`:
+        pods that are no longer listed. If a pod with the same name returns, it is another pod, even if the old folder
+        still exists.
         """
         self._starts = dict(list(self._seen.items())[-MAX_STARTS:])
         self._seen = {}
@@ -61,7 +62,7 @@ class PodLogs:
         try:
             entries = os.listdir(self._directory)  # noqa: PTH208
         except OSError:
-            return {}  # not mounted: pods are identified by name, and marked so
+            return {}  # not mounted: pods are identified by name
         found: dict[PodName, list[str]] = {}
         there: set[str] = set()
         for entry in entries:
@@ -77,23 +78,23 @@ class PodLogs:
                 chosen[name] = fresh[0] if len(fresh) == 1 else max((self._date(name, uid), uid) for uid in fresh)[1]
         replaced = {uid for name, uid in self._uids.items() if name in chosen and chosen[name] != uid}
         self._left = (self._left | replaced) & there
-        # Kept while the pod's folder exists, so that a pod that returns under its name is known as another pod.
+        # Keep a UID while the pod's folder exists: a later pod of the same name is then known as another pod.
         self._uids = {name: uid for name, uid in self._uids.items() if uid in there} | chosen
         return chosen
 
     def _date(self, name: PodName, uid: str) -> float:
-        """When a pod's folder was last changed (Unix seconds), 0 if the kubelet has just removed it."""
+        """Returns when a pod's folder was last changed (Unix seconds), 0 if the kubelet has just removed it."""
         try:
             return os.stat(f"{self._directory}/{name[0]}_{name[1]}_{uid}").st_mtime  # noqa: PTH116
         except OSError:
             return 0.0
 
     def read_start(self, name: PodName, uid: str, container: str) -> ContainerStart:
-        """The container's last start. `uid` is "" while the pod's UID is unknown.
+        """Returns the container's last start. `uid`: "" while the pod's UID is unknown.
 
         The change time of the container's folder counts as its start. A log rotation also changes the folder, so the
-        time is read only once for each start. If a rotation came first, the start appears too late, which only shortens
-        an idle run.
+        time is read only once for each start. If a rotation came first, the start is too late, which only shortens an
+        idle run.
         """
         if not uid:
             return ContainerStart(

@@ -12,21 +12,24 @@ from typing import NamedTuple, TypeAlias
 from gpu_exporter.agent.attribution.kubelet.protobuf import ProtobufError, read_fields, read_text
 
 LIST = "/v1.PodResourcesLister/List"
-# a kubelet has 110 pods by default; in memory, an answer of many small entries takes twenty times its size
+# a kubelet has 110 pods by default; an answer of many small entries takes twenty times its size in memory
 ENTRIES_MAX = 20_000
 POD_ENTRIES_MAX = 2_048  # entries of one pod, or of one device
 ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 PodName: TypeAlias = tuple[str, str]
-"""Namespace and name."""
+"""Namespace and name of a pod."""
 
 
 class ContainerDevices(NamedTuple):
-    """One resource of one container as PodResources lists it.
+    """One resource of one container, as PodResources lists it.
 
-    `claimed`: the resource comes from a ResourceClaim (dynamic resource allocation). Then `resource` is the driver's
-    name, `device_ids` has one device, `claim` is NAMESPACE/NAME of the claim, and `cdi` has the device's names for the
-    container runtime. `is_share`: other holders may have a part of the same device. Kubelets before 1.34 report no
-    driver and no device, and give the CDI names as `device_ids`.
+    - `claimed`: the resource comes from a ResourceClaim (dynamic resource allocation). `resource` is then the driver's
+      name, and `device_ids` has one device. Kubelets before 1.34 report no driver and no device, and `device_ids` has
+      the CDI names.
+    - `claim`: NAMESPACE/NAME of the claim.
+    - `cdi`: the device's names for the container runtime.
+    - `is_share`: other holders may have a part of the same device.
+    - `proven`: as in Consumers.select.
     """
 
     namespace: str
@@ -42,14 +45,14 @@ class ContainerDevices(NamedTuple):
 
 
 class _Parsed(NamedTuple):
-    """The parsed content of one field of an answer. `pod` is None if the field does not describe a pod."""
+    """The parsed content of one field of an answer. `pod`: None if the field does not describe a pod."""
 
     pod: PodName | None
     entries: tuple[ContainerDevices, ...]
 
 
 class PodResourcesReader:
-    """Reads one answer after another. A field with the same bytes as in the previous answer is not parsed again.
+    """Reads one answer after another. Does not parse a field again if its bytes are the same as in the previous answer.
 
     A kubelet may list its pods in another order each time, but the bytes of each pod stay the same while the pod lives.
     """
@@ -60,23 +63,22 @@ class PodResourcesReader:
         device_of: Callable[[str], str] = lambda device_id: device_id,
         wants: Callable[[ContainerDevices], bool] = lambda entry: True,
     ) -> None:
-        """`parse`: parses one field of the answer. `device_of`: maps a device plugin's id to its device.
-
-        If a container has several replicas of a device, only the first counts. Replicas are dropped before any limit
-        applies, because a plugin may offer thousands. `wants`: whether to keep an entry; plugins of other devices may
-        also offer thousands of ids.
+        """- `parse`: parses one field of the answer.
+        - `device_of`: maps a device plugin's id to its device. If a container has several replicas of a device, only
+          the first counts. Replicas are dropped before any limit applies, because a plugin may offer thousands.
+        - `wants`: whether to keep an entry. Plugins of other devices may also offer thousands of ids.
         """
         self._parse = parse
         self._wants = wants
         self._device_of = device_of
         self.odd = 0
-        """How many pods, or devices, of the last answer were left out, because they cannot be parsed or too many."""
+        """Number of pods or devices of the last answer that were omitted: unreadable, or with too many entries."""
         self.pods: frozenset[PodName] = frozenset()
-        """Every pod of the last answer that was understood, including pods without devices."""
+        """Every pod of the last answer that could be parsed, including pods without devices."""
         self._known: dict[bytes, _Parsed] = {}
 
     def read(self, message: bytes) -> list[ContainerDevices]:
-        """All entries of the answer. Pods that cannot be parsed are skipped. Raises ProtobufError."""
+        """Returns all entries of the answer. Skips pods that cannot be parsed. Raises ProtobufError."""
         self.odd = 0
         entries: list[ContainerDevices] = []
         known: dict[bytes, _Parsed] = {}
@@ -98,7 +100,7 @@ class PodResourcesReader:
         return entries
 
     def _read_field(self, payload: bytes) -> _Parsed | None:
-        """Parse one field. None if it cannot be parsed or has too many entries."""
+        """Parses one field. None if it cannot be parsed or has too many entries."""
         try:
             pod, entries = self._parse(payload)
             found = tuple(islice(self._collapse(entries, set()), POD_ENTRIES_MAX + 1))
@@ -107,7 +109,9 @@ class PodResourcesReader:
         return _Parsed(pod, found) if len(found) <= POD_ENTRIES_MAX else None
 
     def _collapse(self, entries: Iterable[ContainerDevices], seen: set[tuple[str, str]]) -> Iterator[ContainerDevices]:
-        """Yield the wanted entries, one id for each device. `seen`: (container, device) pairs seen before."""
+        """Yields the wanted entries, with one id for each device. `seen`: (container, device) pairs of
+        earlier entries.
+        """
         for entry in entries:
             if not self._wants(entry):
                 continue
@@ -127,12 +131,14 @@ class PodResourcesReader:
 def read_pods(
     device_of: Callable[[str], str], wants: Callable[[ContainerDevices], bool] = lambda entry: True
 ) -> PodResourcesReader:
-    """Make a reader for answers of the method List: devices of containers, from device plugins and resource claims."""
+    """Returns a reader for answers of the method List: devices of containers, from device plugins and
+    resource claims.
+    """
     return PodResourcesReader(_parse_pod, device_of, wants)
 
 
 def read_allocatable(device_of: Callable[[str], str]) -> PodResourcesReader:
-    """Make a reader for answers of GetAllocatableResources: healthy devices of device plugins, without a pod."""
+    """Returns a reader for answers of GetAllocatableResources: healthy devices of device plugins, without a pod."""
     return PodResourcesReader(lambda device: (None, (_parse_devices("", "", "", device),)), device_of)
 
 
@@ -176,7 +182,7 @@ def _parse_container(namespace: str, pod: str, message: bytes) -> Iterator[Conta
 
 
 def _parse_dynamic(message: bytes) -> Iterator[tuple[str, tuple[str, ...], bool, str, tuple[str, ...], bool]]:
-    """For each ClaimResource of a DynamicResource, yield the values of ContainerDevices from `resource` on."""
+    """Yields, for each ClaimResource of a DynamicResource, the values of ContainerDevices from `resource` on."""
     claim = claim_namespace = ""
     resources: list[bytes] = []
     for field, payload in read_fields(message):

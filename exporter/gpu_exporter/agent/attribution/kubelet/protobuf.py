@@ -28,7 +28,9 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The length-delimited fields of a message in their order, as (number, payload). Skips fields of other types."""
+    """Yields the length-delimited fields of a message in their order, as (number, payload). Skips fields of other
+    types.
+    """
     position, end = 0, len(data)
     while position < end:
         tag, position = data[position], position + 1
@@ -56,5 +58,5 @@ def read_fields(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def read_text(payload: bytes) -> str:
-    """A string field; protobuf strings are UTF-8."""
+    """Returns the text of a string field. Protobuf strings are UTF-8."""
     return payload.decode("utf-8", "replace")

@@ -1,16 +1,15 @@
 """Reports the pods and their GPUs from the kubelet's PodResources API, v1.
 
-The API (podresources.py) reports no pod UID and no time: both come from the folders of the pods' logs (pod_logs.py). A
-pod that still pulls an image or runs its init containers holds its GPUs, but cannot use them yet.
-GetAllocatableResources lists the devices that the kubelet may allocate. A GPU that is missing there is not free, even
-if no pod holds it.
+The API (podresources.py) reports no pod UID and no time; the folders of the pods' logs have both (pod_logs.py). A pod
+that still pulls an image or runs its init containers holds its GPUs, but cannot use them yet. GetAllocatableResources
+lists the devices that the kubelet may allocate. A GPU that is missing there is not free, even if no pod holds it.
 
-A restarted kubelet answers OK with an empty list for up to a second, with or without allocatable devices (measured). So
-two kinds of answer count only when they are repeated (docs/decisions/0005): an answer of a restarted kubelet that lacks
-pods seen before, and an empty answer of a kubelet without devices.
+A restarted kubelet answers OK with an empty list for up to a second, with or without allocatable devices (measured).
+Two kinds of answer therefore count only when they are repeated (docs/decisions/0005): an answer of a restarted kubelet
+that lacks pods seen before, and an empty answer of a kubelet without devices.
 
-A pod does not hold every device that is listed for it. For each entry the source checks: has the pod ended (alive.py)?
-Does the pod use up the device or only watch it (consumers.py)? Which device is it (device_ids.py, resolve.py)?
+A pod does not hold every device that is listed for it. The source checks each entry: has the pod ended (alive.py)? Does
+the pod use up the device or only watch it (consumers.py)? Which device is it (device_ids.py, resolve.py)?
 """
 
 from __future__ import annotations
@@ -40,16 +39,17 @@ from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
 from gpu_exporter.common.vendor import Vendor
 
 NOBODY = Holder(HolderKey("kubernetes", ""))
-SETTLED_S = 900.0  # after this time since the start of the node, every pod has its cgroup, or has lost it
+SETTLED_S = 900.0  # this long after the start of the node, every pod that runs has its cgroup
 ID_MAX = 80  # characters of an id in a text
 
 
 class KubeletOptions(NamedTuple):
     """The paths and limits of the source.
 
-    `logs`: directory of the pods' logs. `empty_confirm_s`: an answer without pods counts after it has been repeated for
-    this time. `resources`: regular expressions of further resources that are GPUs. `boot_wall`: the node's last start
-    (Unix seconds).
+    - `logs`: directory of the pods' logs.
+    - `empty_confirm_s`: an answer without pods counts after it has been repeated for this time.
+    - `resources`: regular expressions of further resources that are GPUs.
+    - `boot_wall`: the node's last start (Unix seconds).
     """
 
     socket: Path
@@ -73,9 +73,8 @@ class KubeletSource:
         consumers: Consumers | None = None,
         lives: PodLives | None = None,
     ) -> None:
-        """`consumers`: None to treat every entry as a holder. `lives`: None if ended pods cannot be detected.
-
-        Raises ValueError.
+        """`consumers`: None to treat every entry as a holder. `lives`: None if ended pods cannot be detected. Raises
+        ValueError.
         """
         self._ids = DeviceIds(vendor, options.resources)
         self._consumers = consumers or Consumers()
@@ -90,10 +89,10 @@ class KubeletSource:
         self._empty_confirm_s = options.empty_confirm_s
         self._uids: Mapping[PodName, str] = {}
         self._held: set[PodName] = set()  # pods with GPUs in the last accepted answer
-        self._kubelet: tuple[int, int] | None = None  # which kubelet gave that answer
-        # since when pods are missing, and in which kubelet's answers
+        self._kubelet: tuple[int, int] | None = None  # the kubelet of that answer, as `_identify` returns it
+        # when pods first were missing (monotonic seconds), and the kubelet of that answer
         self._lacking: tuple[float, tuple[int, int] | None] | None = None
-        # after a device plugin has offered a GPU, a missing offer means that the plugin is down
+        # True after a device plugin has offered a GPU: a missing offer then means that the plugin is down
         self._has_offered = False
 
     def poll(self) -> Answer:
@@ -116,7 +115,7 @@ class KubeletSource:
         )
 
     def _grant(self, entries: Sequence[ContainerDevices], uids: Mapping[PodName, str]) -> tuple[list[Grant], set[str]]:
-        """Grants for the entries that hold their devices, and messages about ids that cannot be parsed."""
+        """Returns grants for the entries that hold their devices, and messages about ids that cannot be parsed."""
         grants: list[Grant] = []
         odd: set[str] = set()
         devices: dict[PodName, set[tuple[str, str]]] = {}
@@ -141,7 +140,7 @@ class KubeletSource:
         return [_count_units(grant, counts) for grant in grants], odd
 
     def _note_ended(self, grants: Sequence[Grant], listed: set[str]) -> list[Grant]:
-        """Mark the grants of ended pods as ended. `listed`: UIDs of all pods in the list."""
+        """Returns the grants with those of ended pods marked as ended. `listed`: UIDs of all pods in the list."""
         # A pod's logs survive a start of the node, and its cgroup appears later.
         is_settled = self._clock.wall() - self._boot_wall > SETTLED_S
         begun = {
@@ -153,10 +152,9 @@ class KubeletSource:
         return [grant._replace(ended=grant.holder.pod_uid in ended) for grant in grants]
 
     def _read_offers(self) -> list[Grant] | None:
-        """The GPUs that the kubelet may allocate, as grants without a holder.
+        """Returns the GPUs that the kubelet may allocate, as grants without a holder.
 
-        None until a device plugin has offered a GPU, or if an id cannot be parsed: the caller then does not know which
-        GPUs are free.
+        None until a device plugin has offered a GPU, or if an id cannot be parsed: free GPUs are then unknown.
         """
         devices = self._list_allocatable()
         if devices is None or self._allocatable.odd:
@@ -170,14 +168,14 @@ class KubeletSource:
         try:
             return self._pods.read(call(str(self._socket), LIST, b"", self._timeout_s))
         except (CallError, ProtobufError) as exc:
-            self._lacking = None  # the two answers must follow each other
+            self._lacking = None  # the two answers must follow each other directly
             hint = ""
             if isinstance(exc.__cause__, PermissionError):
                 hint = "; run as uid 0 or pass --no-attribution.kubelet"
             raise SourceError(f"kubelet does not answer: {exc}{hint}") from exc
 
     def _check_missing(self, held: set[PodName]) -> None:
-        """Raise SourceError while pods may be missing from the answer because the kubelet has just restarted."""
+        """Raises SourceError while the answer may lack pods because the kubelet has just restarted."""
         kubelet = self._identify()  # after the answer: if the socket is still the old one, the old process answered
         missing = self._held - held
         if missing and (kubelet != self._kubelet or not (held or self._list_allocatable())):
@@ -194,9 +192,9 @@ class KubeletSource:
         self._held, self._kubelet, self._lacking = held, kubelet, None
 
     def _knows_static_pods_only(self, missing: set[PodName]) -> bool:
-        """Whether a restarted kubelet has not reached the API server yet, so its answer lacks existing pods.
+        """Returns whether a restarted kubelet has not reached the API server yet. Its answer then lacks existing pods.
 
-        A pod from the API server has a UUID as UID. If one is listed, the kubelet has reached the API server.
+        A pod from the API server has a UUID as UID. If the kubelet lists such a pod, it has reached the API server.
         """
         has_api = any(UUID.fullmatch(self._uids.get(name, "")) for name in self._pods.pods)
         if self._lives is None or has_api:
@@ -204,7 +202,9 @@ class KubeletSource:
         return self._lives.are_there({self._uids[name] for name in missing if self._uids.get(name)})
 
     def _identify(self) -> tuple[int, int] | None:
-        """The inode and time of the kubelet's socket. Both change when the kubelet restarts and makes a new socket."""
+        """Returns the inode and time of the kubelet's socket. Both change when the kubelet restarts and makes a new
+        socket.
+        """
         try:
             status = self._socket.stat()
         except OSError:
