@@ -4,11 +4,11 @@ IDX is a position in the node's list of GPUs, as slurmd builds it (slurmd 22.05.
 several types and with fake_gpus.conf; gres.conf(5)):
 
 - AutoDetect off: the list has the `File=` entries. Types are in the order of the node's Gres in slurm.conf; GPUs of one
-  type are in the order of the file. So an IDX means /dev/nvidiaN, and N is NVML's minor number.
+  type are in the order of the file. An IDX then means /dev/nvidiaN, and N is NVML's minor number.
 - AutoDetect=nvml: the list has NVML's order, for any order of `File=`. It has the GPUs in `File=`, or all GPUs without
   `File=`.
 
-Every other configuration proves no order, and IDX is then not resolved: a guess could give a job another job's GPU.
+Every other configuration proves no order, and IDX is then not resolved: a guess might give a job another job's GPU.
 
 Grammar: keys and values are `Key=Value` or `Key="Value"`, keys in any case. `#` begins a comment, a backslash at the
 end of a line continues the line, `Include FILE` reads another file. A line applies to the nodes of its NodeName,
@@ -38,18 +38,18 @@ KEYS = frozenset(
 
 
 class GresConfError(ValueError):
-    """The file cannot be parsed. The text contains file, line and the error."""
+    """The file cannot be parsed. The text contains the file, the line and the error."""
 
 
 class GresLine(NamedTuple):
-    """One line about this node's GPUs, or about AutoDetect. `place` is FILE:LINE."""
+    """One line about this node's GPUs, or about AutoDetect. `place`: FILE:LINE."""
 
     place: str
     options: dict[str, str]
 
 
 class GpuOrder(NamedTuple):
-    """What the IDX numbers of a node mean. There are three kinds:
+    """The meaning of a node's IDX numbers. There are three kinds:
 
     - "minor": `minors` has the minor number of each IDX as text, "" for a part of a GPU. `caps` then has the numbers of
       the part's capability files (`/dev/nvidia-caps/nvidia-capN`).
@@ -68,7 +68,7 @@ class GpuOrder(NamedTuple):
 class _ConfEntry(NamedTuple):
     """One GPU in the file. `place`: FILE:LINE.
 
-    `minor`: "" for a part of a GPU; `caps` then has the numbers of its capability files.
+    `minor`: "" for a part of a GPU. `caps` then has the numbers of its capability files.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class _ConfEntry(NamedTuple):
 
 
 def parse_gres_conf(text: str, name: str, read_file: Callable[[str], str] | None = None) -> list[GresLine]:
-    """The lines of a gres.conf and of the files that it includes. `name`: its path, for messages.
+    """Returns the lines of a gres.conf and of the files that it includes. `name`: its path, for messages.
 
     `read_file(path)` returns the text of an included file, or raises OSError. Raises GresConfError.
     """
@@ -104,7 +104,7 @@ def _parse(text: str, name: str, read_file: Callable[[str], str] | None, depth: 
 
 
 def _join_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments, each with the number of its first line. Continued lines are joined."""
+    """Yields lines without comments, each with the number of its first line. Joins continued lines."""
     parts: list[str] = []
     first = 0
     for number, raw in enumerate(text.splitlines(), start=1):
@@ -146,7 +146,7 @@ def order_of(
     vendor: Vendor,
     minor_of: MinorOf = _nobody,
 ) -> GpuOrder:
-    """The order of the GPUs of `node`. `configured`: (type, count) in the order of the node's record.
+    """Returns the order of the GPUs of `node`. `configured`: (type, count) in the order of the node's record.
 
     `minor_of`: returns the minor number of a device file, also for links and for names that the site chose. Raises
     GresConfError for a list or count that cannot be parsed.
@@ -175,7 +175,7 @@ def order_of(
 
 
 def shares_gpus(lines: Iterable[GresLine], node: str) -> bool:
-    """Whether jobs can get parts of GPUs on this node (shard, mps). Raises GresConfError."""
+    """Returns whether jobs can get parts of GPUs on this node (shard, mps). Raises GresConfError."""
     return any(line.options.get("name", "").lower() in ("shard", "mps") and _is_about(line, node) for line in lines)
 
 
@@ -184,9 +184,9 @@ def _unknown(problem: str) -> GpuOrder:
 
 
 def _file_order(entries: Sequence[_ConfEntry], configured: Sequence[tuple[str, int]]) -> GpuOrder:
-    """The order that slurmd makes of the `File=` entries: types in the order of slurm.conf.
+    """Returns the order that slurmd makes of the `File=` entries, with types in the order of slurm.conf.
 
-    Its kind is "unknown" if gres.conf and slurm.conf have different numbers of GPUs, because slurmd then drops GPUs.
+    The kind is "unknown" if gres.conf and slurm.conf have different numbers of GPUs, because slurmd then drops GPUs.
     """
     ordered: list[_ConfEntry] = []
     for kind, count in configured:
@@ -230,7 +230,7 @@ def _is_about(line: GresLine, node: str) -> bool:
 
 
 def _autodetect(lines: list[GresLine]) -> str:
-    """The AutoDetect value of this node. A line with NodeName or Name overrides one with only AutoDetect."""
+    """Returns the AutoDetect value of this node. A line with NodeName or Name overrides a line with only AutoDetect."""
     general = own = ""
     for line in lines:
         value = line.options.get("autodetect", "").lower()
@@ -244,7 +244,7 @@ def _autodetect(lines: list[GresLine]) -> str:
 
 
 def _files(line: GresLine, vendor: Vendor, minor_of: MinorOf) -> list[tuple[str, tuple[int, ...]]]:
-    """The line's GPUs as (minor number, capability files). The minor number is "" for a part of a GPU."""
+    """Returns the line's GPUs as (minor number, capability files). The minor number is "" for a part of a GPU."""
     try:
         files = parse_names(line.options.get("file", line.options.get("files", "")))
     except ValueError as exc:
@@ -267,7 +267,7 @@ def _files(line: GresLine, vendor: Vendor, minor_of: MinorOf) -> list[tuple[str,
 
 
 def _caps(line: GresLine, vendor: Vendor) -> tuple[int, ...]:
-    """The capability files of a MIG device. Files of other kinds are ignored."""
+    """Returns the numbers of a MIG device's capability files. Ignores other files."""
     try:
         files = parse_names(line.options["multiplefiles"])
     except ValueError as exc:

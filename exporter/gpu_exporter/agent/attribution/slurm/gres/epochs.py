@@ -1,9 +1,9 @@
 """Remembers which order of GPUs applied at what time. A job keeps the IDX numbers that it had at its start.
 
-slurmd reads gres.conf when it starts (before Slurm 23.11 also at `scontrol reconfigure`), and running jobs continue. So
-the present file applies only to jobs that started after slurmd read it. An older job is resolved only if the order of
-its start time is remembered. If a file has a new date but the same content for this node, nothing changes. Times are
-Unix seconds of the node's clock.
+slurmd reads gres.conf when it starts (before Slurm 23.11 also at `scontrol reconfigure`), and running jobs continue.
+The present file therefore applies only to jobs that started after slurmd read it. An older job is resolved only if the
+order of its start time is remembered. If a file has a new date but the same content for this node, nothing changes.
+Times are Unix seconds of the node's clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpu_exporter.common.outside import need_real, need_whole, need_wholes
 FILE = "slurm-orders.json"
 EPOCHS_MAX = 16  # orders of one node; sites change gres.conf a few times a year
 SKEW_S = 10.0  # between slurmctld's clock, which dates jobs, and the node's clock
-# if the order is the same on both sides of a restart of slurmd, and the gap is at most this long, it did not change
+# If the order is the same before and after a gap of at most this length, it did not change in the gap.
 GAP_S = 600.0
 SAVE_EACH_S = 60.0  # how often the file records that an order still applies
 BEFORE = (
@@ -34,8 +34,9 @@ _UNKNOWN = GpuOrder("unknown", problem=BEFORE)
 class GresContent(NamedTuple):
     """The present content of gres.conf.
 
-    `since`: when slurmd began to use it. None if slurmd may still use an older content; `changed` is then the time of
-    the change, and `path` the changed file. `shares`: jobs can get parts of this node's GPUs (shard, mps).
+    - `since`: when slurmd began to use it. None if slurmd may still use an older content.
+    - `changed`, `path`: time of the change and the changed file, if `since` is None.
+    - `shares`: jobs can get parts of this node's GPUs (shard, mps).
     """
 
     order: GpuOrder
@@ -46,7 +47,7 @@ class GresContent(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """A time in which one `order` applied: from `since` to `seen`. `is_over`: another may apply after `seen`."""
+    """A time in which one `order` applied: from `since` to `seen`. `is_over`: another order may apply after `seen`."""
 
     since: float
     seen: float
@@ -64,7 +65,7 @@ class Epochs:
         self._saved: tuple[float, Sequence[Epoch]] = (0.0, list(self._epochs))
 
     def note(self, found: GresContent, slurmd_start: float | None, now: float) -> GpuOrder:
-        """Note the present content of gres.conf, and return the present order (kind "unknown" if unproven)."""
+        """Records the present content of gres.conf. Returns the present order (kind "unknown" if unproven)."""
         if found.order.kind == "unknown":
             return found.order
         if slurmd_start is None:
@@ -104,7 +105,9 @@ class Epochs:
         )
 
     def at(self, start: float | None, order: GpuOrder) -> GpuOrder:
-        """The order for a job that started at `start` (None if unknown). `order`: the present result of `note`."""
+        """Returns the order for a job that started at `start` (None if unknown). `order`: the present
+        result of `note`.
+        """
         if start is None:
             is_the_same = all(epoch.order == order for epoch in self._epochs)
             return order if is_the_same or order.kind == "unknown" else _UNKNOWN
@@ -127,7 +130,7 @@ class Epochs:
         self._epochs = [*self._epochs, epoch][-EPOCHS_MAX:]
 
     def _save(self, now: float) -> None:
-        """Save the orders after a change, and otherwise every SAVE_EACH_S."""
+        """Saves the orders after a change, and otherwise every SAVE_EACH_S."""
         at, epochs = self._saved
         same = [each._replace(seen=0.0) for each in epochs] == [each._replace(seen=0.0) for each in self._epochs]
         if not self._file.is_kept or (same and 0.0 <= now - at < SAVE_EACH_S):
@@ -144,7 +147,7 @@ class Epochs:
 
 
 def _goes_on(last: Epoch, order: GpuOrder, since: float) -> bool:
-    """Whether `order` continues the last epoch, without a gap in which another order may have applied."""
+    """Returns whether `order` continues the last epoch, without a gap in which another order may have applied."""
     return last.order == order and not last.is_over and since <= last.seen + GAP_S
 
 

@@ -20,21 +20,23 @@ from gpu_exporter.agent.attribution.slurm.parse import NodeRecord, SlurmConfig
 from gpu_exporter.common.files import open_named, read_within
 from gpu_exporter.common.vendor import Vendor
 
-FETCHED = Path("/run/slurm/conf")  # where slurmd keeps its fetched configuration for commands
+FETCHED = Path("/run/slurm/conf")  # directory in which slurmd keeps its fetched configuration for commands
 SLACK_S = 1.0  # SlurmdStartTime is a whole second; slurmd started within that second
 MAX_CONF = 1024 * 1024  # bytes of a gres.conf; real files have a few kB
 REMEDY = "name the file with --attribution.slurm.gres-conf"
 
 
 class ConfPlace(NamedTuple):
-    """A path of a gres.conf that slurmd may have read. `fetched`: slurmd's own copy. If it exists, slurmd uses it."""
+    """A path of a gres.conf that slurmd may have read. `fetched`: slurmd's own copy, which slurmd uses if it exists."""
 
     path: Path
     fetched: bool = False
 
 
 def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[ConfPlace]:
-    """The possible paths of slurmd's gres.conf. `named`: the administrator's path, then the only one."""
+    """Returns the possible paths of slurmd's gres.conf. `named`: the administrator's path, which is
+    then the only one.
+    """
     spool = config.spool.replace("%n", node).replace("%h", os.uname().nodename.partition(".")[0])
     copies = [FETCHED, *([Path(spool) / "conf-cache"] if spool else [])]
     beside = [Path(path).parent for path in (os.environ.get("SLURM_CONF", ""), config.path) if path]
@@ -44,7 +46,7 @@ def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[Conf
 
 
 def read_order(places: Sequence[ConfPlace], node: str, record: NodeRecord, vendor: Vendor) -> GresContent:
-    """Read from gres.conf what each IDX of this node means.
+    """Reads from gres.conf which GPU each IDX of this node means.
 
     If several files exist, they must agree, because the exporter cannot see which file slurmd read.
     """
@@ -67,7 +69,7 @@ def read_order(places: Sequence[ConfPlace], node: str, record: NodeRecord, vendo
         shares = shares or has_shares
         if record.slurmd_start is None or newest < record.slurmd_start + SLACK_S:
             continue
-        if fetched:  # slurmd wrote it, at its start or when it was told to read its configuration again
+        if fetched:  # slurmd wrote it, at its start or when it read its configuration again
             since = newest if since is None else max(since, newest)
         else:
             changed = max(changed or (newest, file), (newest, file))
@@ -90,9 +92,9 @@ def _unknown(problem: str) -> GresContent:
 
 
 def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tuple[GpuOrder, float, Path, bool]:
-    """Read one file: the order, the time and path of the last changed file, and whether jobs can share GPUs.
+    """Returns the order in one file, the time and path of the last changed file, and whether jobs can share GPUs.
 
-    The last changed file is this file or an included one. Raises OSError, UnicodeDecodeError, GresConfError.
+    The last changed file is this file or an included file. Raises OSError, UnicodeDecodeError, GresConfError.
     """
     dates: list[tuple[float, Path]] = []
     lines = parse_gres_conf(_read_text(path, dates), str(path), lambda name: _read_text(path.parent / name, dates))
@@ -102,7 +104,7 @@ def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tupl
 
 
 def _minor_of(name: str, vendor: Vendor) -> int | None:
-    """The minor number of a GPU's device file. None if it is missing (as in a container) or is no GPU."""
+    """Returns the minor number of a GPU's device file. None if it is missing (as in a container) or is not a GPU."""
     try:
         status = Path(name).stat()
     except (OSError, ValueError):
@@ -112,7 +114,7 @@ def _minor_of(name: str, vendor: Vendor) -> int | None:
 
 
 def _read_text(path: Path, dates: list[tuple[float, Path]]) -> str:
-    """Return the text of a file, and append the time of its last change (content or attributes) to `dates`.
+    """Returns the text of a file, and appends the time of its last change (content or attributes) to `dates`.
 
     Raises OSError, UnicodeDecodeError.
     """

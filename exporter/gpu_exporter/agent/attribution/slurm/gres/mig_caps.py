@@ -19,7 +19,7 @@ LINE = re.compile(r"gpu(\d{1,4})/gi(\d{1,4})(?:/ci(\d{1,4}))?/access (\d{1,6})")
 
 
 def read_caps(procfs: Path) -> Mapping[int, str]:
-    """Map the number of each capability file to GPU/INSTANCE or GPU/INSTANCE/COMPUTE. Empty without a list."""
+    """Returns GPU/INSTANCE or GPU/INSTANCE/COMPUTE by number of the capability file. Empty without a list."""
     try:
         with (procfs / PLACE).open("rb") as file:
             text = file.read(READ_MAX).decode("ascii", "replace")
@@ -32,7 +32,9 @@ def read_caps(procfs: Path) -> Mapping[int, str]:
 
 
 def find_instance(caps: Sequence[int], known: Mapping[int, str]) -> str:
-    """The instance that these files open together, as in `read_caps`. "" if they open no instance or several."""
+    """Returns the instance that these files open together, as in `read_caps`. "" if they open no
+    instance or several.
+    """
     opened = sorted({known[cap] for cap in caps if cap in known})  # a name comes before names that begin with it
     if not opened or any(not f"{opened[-1]}/".startswith(f"{name}/") for name in opened):
         return ""
