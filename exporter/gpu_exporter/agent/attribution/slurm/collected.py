@@ -37,8 +37,8 @@ class Collected:
         self._clock = clock
 
     def look(self, here: Collection[str], renew: bool = False) -> SlurmSnapshot:
-        """Return the collector's answer. Raises SourceError if it is missing, too old, or writable by other users."""
-        del here, renew  # each answer has all that is known about the node
+        """Returns the collector's answer. Raises SourceError if it is missing, too old, or writable by other users."""
+        del here, renew  # each answer has all data about the node
         try:
             picture = parse_picture(self._read())
         except FetchError as exc:  # the error contains the address

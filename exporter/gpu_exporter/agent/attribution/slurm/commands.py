@@ -10,11 +10,11 @@ from gpu_exporter.common import commands
 from gpu_exporter.common.slurm import commands as slurm_commands
 
 NO_NODE = re.compile(r"Invalid node name|^Node .* not found")
-MAX_ANSWER = 16 * 1024 * 1024  # some 5,000 jobs of `squeue --json`, which before 23.02 prints the whole cluster's
+MAX_ANSWER = 16 * 1024 * 1024  # some 5,000 jobs of `squeue --json`; before 23.02 it prints jobs of the whole cluster
 
 
 def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> str:
-    """Return the output of a command. Raises SourceError: SlowSource after the timeout, or CommandFailed."""
+    """Returns the output of a command. Raises SourceError: SlowSource after the timeout, or CommandFailed."""
     try:
         done = slurm_commands.run(command, timeout_s, limit)
     except commands.NotFound as exc:

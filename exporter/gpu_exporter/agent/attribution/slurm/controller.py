@@ -3,15 +3,15 @@
 The exporter asks three questions. A job's owner cannot change the answers (docs/decisions/0001):
 
 - Which GPUs are in use? `sinfo -n NODE` prints `GresUsed`, 3 kB. If a GPU is in use and no known job has it, a new or
-  hidden job holds it. If a GPU is not in use, no job holds it: only this answer makes a GPU free. (`scontrol show node
-  NODE` prints more, but its client filters the whole cluster: 350 kB for 1,000 nodes. So the exporter runs it once an
-  hour, and when gres.conf does not fit the last answer.)
+  hidden job holds it. Only this answer proves that a GPU is free. (`scontrol show node NODE` prints more, but its
+  client filters the whole cluster: 350 kB for 1,000 nodes. The exporter runs it once an hour, and when gres.conf does
+  not fit the last answer.)
 - Which jobs use them? `squeue`, with columns that only Slurm and its administrators fill. `squeue -j JOB` returns one
-  job. `squeue -w NODE` receives all jobs and nodes of the cluster before it filters them (2 MB with 3,000 jobs), so the
+  job. `squeue -w NODE` receives all jobs and nodes of the cluster before it filters them (2 MB with 3,000 jobs). The
   exporter runs it only if some GPUs in use belong to no job with a step here.
 - Which positions (IDX) does a job have? `scontrol show job JOB --json`. On Slurm before 23.02, the plain text, or
   `squeue --json` if a job has made the text ambiguous. The exporter asks again when a job was resized, when the node's
-  record contradicts it, and from time to time.
+  record contradicts it, and every JOB_EACH_S.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from gpu_exporter.agent.attribution.source import SlowSource, SourceError
 from gpu_exporter.common.clock import Clock
 
 log = logging.getLogger(__name__)
-# A COMPLETING job has already given its GPUs back, while its epilog still runs (seen on 22.05.8).
+# A COMPLETING job no longer holds GPUs, while its epilog still runs (seen on 22.05.8).
 HOLDING = ("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED")
 # how often `scontrol show config` and the node's configuration are read again; both change rarely
 CONFIG_EACH_S = 3600.0
 JOB_EACH_S = 300.0  # a resize is detected within this time
-LIST_EACH_S = 600.0  # how often GPUs in use by jobs that squeue does not list are asked about again
-LOOK_TIMEOUTS = 2  # a look may take this many times the timeout of one command
-DOUBT_EACH_S = 30.0  # how often the jobs are asked again while node and jobs disagree
-SINGLES_MAX = 8  # if more jobs are due, one question asks for all of them
+LIST_EACH_S = 600.0  # how often to ask again about GPUs in use by jobs that squeue does not list
+LOOK_TIMEOUTS = 2  # `look` may take this many times the timeout of one command
+DOUBT_EACH_S = 30.0  # how often to ask about the jobs again while node and jobs disagree
+SINGLES_MAX = 8  # if more jobs are due, one request asks for all of them
 GONE = "Invalid job id"  # squeue's error text for a job that Slurm has forgotten, or hides
 WITHOUT_JSON = re.compile(r"unrecognized option '--json'|serializer|data_parser", re.IGNORECASE)
 AHEAD_MAX_S = 300.0  # default time to live of a munge credential
@@ -58,13 +58,13 @@ Bounds = tuple[float, float]
 
 
 class OutOfTime(SourceError):
-    """Slurm answers slowly in general, so the job in the request is not the cause."""
+    """Slurm answers slowly in general: the cause is not the job in the request."""
 
 
 class KnownJob(NamedTuple):
     """A job of this node: its row of squeue, and its GPUs (None while unknown).
 
-    `asked`, `gpus_asked`: when the exporter asked for each of the two (monotonic seconds).
+    `asked`, `gpus_asked`: when the exporter asked for the row and for the GPUs (monotonic seconds).
     """
 
     job: Job
@@ -74,11 +74,12 @@ class KnownJob(NamedTuple):
 
 
 class SlurmSnapshot(NamedTuple):
-    """Slurm's report about a node at `asked` (monotonic seconds). `jobs`: by job id, each with its GPUs.
+    """Slurm's report about a node at `asked` (monotonic seconds).
 
-    `problem`: why jobs may be missing although Slurm answers. `each_s`: the interval of the collector's rounds, 0
-    without a collector. `clock`: bounds of the difference between slurmctld's clock and the exporter's monotonic clock,
-    None if unknown.
+    - `jobs`: by job id, each with its GPUs.
+    - `problem`: why jobs may be missing although Slurm answers.
+    - `each_s`: seconds between the collector's rounds, 0 without a collector.
+    - `clock`: bounds of the difference between slurmctld's clock and the exporter's monotonic clock, None if unknown.
     """
 
     asked: float
@@ -90,24 +91,28 @@ class SlurmSnapshot(NamedTuple):
     clock: Bounds | None = None
 
     def gpus(self) -> Iterator[JobGpus]:
-        """The GPUs of each job."""
+        """Returns the GPUs of each job."""
         return (known.gpus for known in self.jobs.values() if known.gpus is not None)
 
     def claimed(self) -> set[int]:
-        """Every position that a job has."""
+        """Returns every position (IDX) that a job has."""
         return {index for gpus in self.gpus() for index in gpus.positions()}
 
     def in_use(self) -> set[int]:
-        """The positions (IDX) in use, by the node's record. Without positions there, those of the jobs."""
+        """Returns the positions (IDX) in use, by the node's record. If it has no positions, returns
+        those of the jobs.
+        """
         used = self.node.used
         return self.claimed() if used.unnamed else {*used.indexes, *(index for index, _ in used.shared)}
 
     def surplus(self) -> int:
-        """The number of the jobs' GPUs minus the number of GPUs in use on the node, for a record without positions."""
+        """Returns the number of the jobs' GPUs minus the number of GPUs in use on the node, for a record without
+        positions.
+        """
         return sum(len(gpus.indexes) + gpus.unnamed for gpus in self.gpus()) - self.node.used.unnamed
 
     def doubt(self) -> tuple[int, ...]:
-        """The positions that are only in the jobs or only in the node's record.
+        """Returns the positions that are only in the jobs or only in the node's record, empty if both agree.
 
         For a record without positions: the difference of the two numbers (`surplus`), empty if it is 0.
         """
@@ -117,7 +122,7 @@ class SlurmSnapshot(NamedTuple):
         return tuple(sorted(self.claimed() ^ self.in_use()))
 
     def unexplained(self) -> tuple[int | str, ...]:
-        """Positions or shares of GPUs that are in use, but that no known job has.
+        """Returns positions or shares of GPUs that are in use, but that no known job has.
 
         For a record without positions: the negative number of such GPUs.
         """
@@ -129,7 +134,7 @@ class SlurmSnapshot(NamedTuple):
 
 
 class Controller:
-    """Remembers the answers about the jobs of one node."""
+    """Asks slurmctld about the jobs of one node, and remembers the answers."""
 
     def __init__(self, node: str, timeout_s: float, run: Run, clock: Clock) -> None:
         self.node = node
@@ -144,18 +149,19 @@ class Controller:
         self._doubted_at = -math.inf
         self._doubt_before: tuple[int, ...] = ()
         self._listed_at = -math.inf
-        self._listed_for: tuple[int | str, ...] = ()  # what the last list of all jobs left unexplained
-        self._refused: dict[str, float] = {}  # jobs that could not be asked about, and until when they are not asked
-        self._slow: set[str] = set()  # jobs for which Slurm was too slow at their last question
+        self._listed_for: tuple[int | str, ...] = ()  # unexplained GPUs after the last list of all jobs
+        self._refused: dict[str, float] = {}  # by job with a failed request: no request until this time
+        self._slow: set[str] = set()  # jobs for which Slurm was too slow at the last request
         self._has_json = True
         self._all_refused_until = -math.inf
         self._until = 0.0
 
     def look(self, here: Collection[str], renew: bool = False) -> SlurmSnapshot:
-        """Ask Slurm for a new snapshot. Raises SourceError.
+        """Asks Slurm for a new snapshot. Raises SourceError. Takes at most LOOK_TIMEOUTS timeouts, for any number of
+        jobs.
 
-        `here`: the known jobs with a step on this node. `renew`: read the node's record again, because it no longer
-        fits. Takes at most LOOK_TIMEOUTS timeouts, for any number of jobs.
+        `here`: the known jobs with a step on this node. `renew`: read the node's record again, because it does not fit
+        gres.conf.
         """
         self._until = self._clock.monotonic() + LOOK_TIMEOUTS * self._timeout_s
         config = self._read_config()
@@ -164,7 +170,7 @@ class Controller:
         look = self._look(config, here)
         doubt = look.doubt()
         if doubt and doubt != self._doubt_before and not look.problem:
-            # A job may have started or ended between the questions.
+            # A job may have started or ended between the requests.
             look = self._look(config, here)
         self._doubt_before = look.doubt()
         return look
@@ -179,7 +185,7 @@ class Controller:
         problem = ""
         try:
             self._learn(lambda: self._picture(now, config, node), here, now)
-        except OutOfTime as exc:  # GPUs in use that have no job by now are held without a name
+        except OutOfTime as exc:  # GPUs in use whose job is still unknown get a holder without a name
             problem = str(exc)
         return self._picture(now, config, node)._replace(problem=problem)
 
@@ -188,9 +194,9 @@ class Controller:
         return SlurmSnapshot(now, config, node, jobs, clock=self._bounds)
 
     def _learn(self, picture: Callable[[], SlurmSnapshot], here: Collection[str], now: float) -> None:
-        """Ask about the jobs that are unknown or may have changed. Raises SourceError."""
+        """Asks about the jobs that are unknown or may have changed. Raises SourceError."""
         self._slow &= self._known.keys() | set(here)
-        # A job that holds nothing here is remembered so while it has a step here.
+        # Remember jobs without GPUs while they have a step here.
         self._known = {job: known for job, known in self._known.items() if _may_hold(known) or job in here}
         holding = {job: known for job, known in self._known.items() if _may_hold(known)}
         due = {
@@ -199,7 +205,7 @@ class Controller:
             if job not in here or known.job.state != "RUNNING" or now - known.asked >= JOB_EACH_S
         }
         self._ask(due, now)
-        # The last look may have run out of time before it asked for some of these jobs.
+        # The last `look` may have run out of time before it asked for some of these jobs.
         never = {job for job, known in self._known.items() if known.gpus_asked == -math.inf}
         self._ask_gpus(never | {job for job in holding if holding[job].gpus is not None}, now, again=False)
         if picture().unexplained():
@@ -217,7 +223,7 @@ class Controller:
             self._listed_for, self._listed_at = picture().unexplained(), now
 
     def _ask(self, jobs: Set[str], now: float, again: bool = False) -> None:
-        """Ask for rows and GPUs of these jobs, and forget ended jobs. `again`: ask also for GPUs that are known."""
+        """Asks for rows and GPUs of these jobs, and forgets ended jobs. `again`: also asks for GPUs that are known."""
         self._refused = {job: until for job, until in self._refused.items() if now < until}
         jobs = jobs - self._refused.keys()
         if len(jobs) > SINGLES_MAX:
@@ -239,7 +245,7 @@ class Controller:
         return None
 
     def _list(self, now: float, again: bool = False) -> None:
-        """Ask for rows of all jobs of this node, and for the GPUs of new or resized jobs."""
+        """Asks for rows of all jobs of this node, and for the GPUs of new or resized jobs."""
         rows = parse_squeue(self._squeue("-w", self.node))
         self._take(rows, now)
         listed = {row.job_id for row in rows}
@@ -260,10 +266,10 @@ class Controller:
                 self._known[job.job_id] = before._replace(job=job, asked=now, gpus_asked=asked)
 
     def _ask_gpus(self, jobs: Iterable[str], now: float, again: bool) -> None:
-        """Ask for the GPUs of these jobs. Without an answer, the last known GPUs of a job remain.
+        """Asks for the GPUs of these jobs. Without an answer, the last known GPUs of a job remain.
 
-        If the request for one job fails, the other jobs are not affected. The failed job's GPUs still count as held,
-        because the node's record shows them in use.
+        A failed request for one job does not affect the others. The failed job's GPUs still count as held, because the
+        node's record shows them in use.
         """
         everything: dict[str, JobGpus] | None = None  # of the whole cluster, asked for once
         for job in sorted(jobs):
@@ -273,7 +279,7 @@ class Controller:
             if known.gpus is not None and now - known.gpus_asked < JOB_EACH_S and not again:
                 continue
             if self._clock.monotonic() - now > self._timeout_s:
-                return  # the next look asks the rest: Slurm is slow, and the source must answer
+                return  # the next poll asks for the others: Slurm is slow, and the source must answer
             try:
                 gpus = self._ask_one(job)
                 if gpus is None and not self._has_json:
@@ -288,11 +294,11 @@ class Controller:
                 self._known[job] = known._replace(gpus=gpus, gpus_asked=now)
 
     def _is_slurms_fault(self, job: str, reason: SourceError) -> bool:
-        """Whether Slurm in general is slow, and not only for this job. The next poll then asks about the job again.
+        """Returns whether Slurm in general is slow, not only for this job. The next poll then asks about the job again.
 
-        slurmctld 24.11.5 sometimes takes 5 s for an answer. A job must not lose its GPUs for DOUBT_EACH_S because of
-        one slow answer. If Slurm is slow twice for the same job, the exporter does not ask about this job for a while,
-        because the requests would delay the others.
+        slurmctld 24.11.5 sometimes takes 5 s for an answer. One slow answer must not cost a job its GPUs for
+        DOUBT_EACH_S. If Slurm is slow twice for the same job, the exporter does not ask about it for a while, because
+        its requests would delay the others.
         """
         if isinstance(reason, OutOfTime):
             return True
@@ -306,7 +312,7 @@ class Controller:
         log.info("job %s: its GPUs are unknown until Slurm answers the next request: %s", job, reason)
 
     def _ask_one(self, job: str) -> JobGpus | None:
-        """The GPUs of one job, None while they are unknown. Raises SourceError."""
+        """Returns the GPUs of one job, None while they are unknown. Raises SourceError."""
         if self._has_json:
             try:
                 return parse_job_gpus(self._run("scontrol", "show", "job", job, "--json"), self.node).get(job)
@@ -317,7 +323,7 @@ class Controller:
         return parse_job_text(self._run("scontrol", "-o", "show", "job", "-d", job), job, self.node)
 
     def _ask_all(self, now: float) -> dict[str, JobGpus]:
-        """The GPUs of every job on this node, by job id, from JSON of the whole cluster. Raises SourceError.
+        """Returns the GPUs of every job on this node, by job id, from JSON of the whole cluster. Raises SourceError.
 
         For Slurm 22.05, which has JSON only for all jobs together (some builds have no JSON). This answer is the
         largest, so after a failure the exporter does not ask again for LIST_EACH_S.
@@ -349,20 +355,21 @@ class Controller:
 
 
 def bound_clock(told: float | None, before: float, after: float) -> Bounds | None:
-    """Lower and upper bound of slurmctld's clock minus the exporter's monotonic clock (seconds).
+    """Returns lower and upper bound of slurmctld's clock minus the exporter's monotonic clock, in seconds.
 
-    The monotonic clock does not change when the system clock is set. `told`: the time of slurmctld's clock (whole Unix
-    seconds), read between `before` and `after` (monotonic seconds).
+    `told`: the time of slurmctld's clock (whole Unix seconds), read between `before` and `after` (monotonic seconds).
+    The monotonic clock does not change when the system clock is set.
     """
     return None if told is None else (told - after, told + 1.0 - before)
 
 
 def how_far_ahead(clock: Bounds | None, now: float, wall: float) -> float:
-    """The seconds by which the exporter's clock is ahead of slurmctld's clock.
+    """Returns the seconds by which the exporter's clock is ahead of slurmctld's clock.
 
-    `now` (monotonic seconds) and `wall` (Unix seconds) are the same moment. 0 if the bounds contain 0: clocks with NTP
-    agree, and a difference within the bounds is not corrected. Also 0 above AHEAD_MAX_S: munge would then let no job
-    start, so one of the clocks was just set, and earlier dates prove nothing.
+    - `now` (monotonic seconds) and `wall` (Unix seconds) are the same moment.
+    - 0 if the bounds contain 0: clocks with NTP agree, and a difference within the bounds is not corrected.
+    - 0 above AHEAD_MAX_S: munge would let no job start, so one of the clocks was just set, and earlier dates prove
+      nothing.
     """
     if clock is None:
         return 0.0
@@ -372,5 +379,5 @@ def how_far_ahead(clock: Bounds | None, now: float, wall: float) -> float:
 
 
 def _may_hold(known: KnownJob) -> bool:
-    """Whether the job has GPUs or parts of GPUs on this node. True also while this is unknown."""
+    """Returns whether the job has GPUs or parts of GPUs on this node. True also while this is unknown."""
     return known.gpus is None or bool(known.gpus.positions() or known.gpus.unnamed or known.gpus.unnamed_share)

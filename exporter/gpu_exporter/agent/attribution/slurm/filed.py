@@ -1,8 +1,8 @@
 """Takes jobs from the prolog's files alone, so that starts, ends and GPUs need no request to slurmctld.
 
 A file counts without slurmctld if it contains the owner of the job, the restart count and the start, and its positions
-(IDX) on one node. A file does not show whether a position is only a part of a GPU, so on a node that shares GPUs
-(shard, mps) no file counts. No release of Slurm gives a prolog the QoS and the ids of an array: the exporter asks
+(IDX) on one node. A file does not show whether a position is only a part of a GPU, so no file counts on a node that
+shares GPUs (shard, mps). No release of Slurm gives a prolog the QoS and the ids of an array: the exporter asks
 slurmctld for them when a job has run for FILL_S.
 """
 
@@ -17,8 +17,8 @@ from gpu_exporter.agent.attribution.slurm.parse import Job, JobGpus
 from gpu_exporter.agent.attribution.slurm.presence import Present
 from gpu_exporter.common.outside import WHOLE_MAX, whole
 
-FILL_S = 300.0  # a job that has run for this time is worth a question; the shortest policy waits longer
-PROMPT_S = 2.0  # a prolog that ran within this time of the start ran at once; both dates are whole seconds
+FILL_S = 300.0  # a job that has run for this time is worth a request; the shortest policy waits longer
+PROMPT_S = 2.0  # a prolog that ran within this time of the start ran "at once"; both dates are whole seconds
 
 
 class Merged(NamedTuple):
@@ -33,10 +33,11 @@ class Merged(NamedTuple):
 
 
 class _Spoken(NamedTuple):
-    """A run of a job that was reported by its file.
+    """A run of a job that its prolog's file has reported.
 
-    `restarts`: its restart count. `seen`: when the file last counted (monotonic seconds). `is_over`: the epilog has
-    reported the end of the run.
+    - `restarts`: its restart count.
+    - `seen`: when the file last counted (monotonic seconds).
+    - `is_over`: the epilog has reported the end of the run.
     """
 
     restarts: str
@@ -49,19 +50,19 @@ class FiledJobs:
 
     def __init__(self) -> None:
         self.is_on = False
-        """Whether gres.conf proves that no GPU of this node is shared."""
+        """True if gres.conf proves that no GPU of this node is shared."""
         self._spoken: dict[str, _Spoken] = {}
         self._disputed: Set[str] = frozenset()
 
     def find(self, look: SlurmSnapshot, present: Present) -> dict[str, JobFile]:
-        """The files that count without slurmctld, by job."""
+        """Returns the files that count without slurmctld, by job."""
         used = look.node.used
         if not (self.is_on and present.is_complete) or used.unnamed or used.shared or used.unnamed_share:
             return {}
         return {job: file for job, file in present.files.items() if is_whole(file, look)}
 
     def settled(self, look: SlurmSnapshot, present: Present, wall: float) -> set[str]:
-        """Jobs for which the prolog's file is sufficient, so slurmctld need not be asked yet. `wall`: Unix seconds."""
+        """Returns the jobs whose prolog's file is sufficient. They need no request yet. `wall`: Unix seconds."""
         return {
             job
             for job, file in self.find(look, present).items()
@@ -69,10 +70,10 @@ class FiledJobs:
         }
 
     def list_lost(self, look: SlurmSnapshot, present: Present) -> set[str]:
-        """Jobs that are lost: only a prolog's file has reported the job, and this file no longer counts.
+        """Returns the lost jobs: only a prolog's file has reported them, and this file no longer counts.
 
-        If the file is gone, the job has ended and is not in the result, unless it has a step or may have one. A job
-        with a stale file (`Present.stale`) is in the result.
+        If the file is gone, the job has ended and is not lost, unless it has a step or may have one. A job with a stale
+        file (`Present.stale`) is lost.
         """
         told = {job.job_id for job in present.ended}
         is_believed = self.is_on and present.is_complete
@@ -87,7 +88,7 @@ class FiledJobs:
         }
 
     def merge(self, look: SlurmSnapshot, present: Present, now: float) -> Merged:
-        """Update the snapshot from the files: remove jobs that have ended since, add jobs that have started.
+        """Returns the snapshot without jobs that have ended since, and with jobs that have started, by the files.
 
         `now`: monotonic seconds.
         """
@@ -116,7 +117,9 @@ class FiledJobs:
         return Merged(look._replace(jobs=jobs, node=look.node._replace(used=used)), disputed)
 
     def forget(self, look: SlurmSnapshot, present: Present, ended: Set[str]) -> None:
-        """Forget jobs that slurmctld has reported, and jobs that have ended. `ended`: those of this poll."""
+        """Forgets jobs that slurmctld has reported, and jobs that have ended. `ended`: jobs that ended since the last
+        poll.
+        """
         self._spoken = {
             job: run._replace(is_over=run.is_over or job in ended)
             for job, run in self._spoken.items()
@@ -124,7 +127,9 @@ class FiledJobs:
         }
 
     def _has_ended(self, look: SlurmSnapshot, job: str, present: Present, new: Mapping[str, JobFile]) -> bool:
-        """Whether a job without step and file has ended. slurmctld's report counts if it is newer."""
+        """Returns whether a job without step and file has ended. slurmctld's report counts if it is newer than the
+        file.
+        """
         run = self._spoken.get(job)
         is_seen = not present.steps.unseen or (run is not None and run.is_over)
         is_over = run is not None and look.jobs[job].asked <= run.seen and job not in present.stale and is_seen
@@ -132,10 +137,10 @@ class FiledJobs:
 
 
 def _is_replaced(look: SlurmSnapshot, job: str, new: Mapping[str, JobFile]) -> bool:
-    """Whether a job without step and file lost its GPUs to a job that started later.
+    """Returns whether a job without step and file lost its GPUs to a job that started later.
 
-    With PrologFlags=Contain, each running job has a step, except a job that has just started. So a missing step alone
-    frees no GPU.
+    With PrologFlags=Contain, each running job has a step, except a job that has just started. A missing step alone
+    therefore frees no GPU.
     """
     claimed = {index for file in new.values() for index in file.indexes}
     is_over = "contain" in look.config.prolog_flags and look.jobs[job].job.state == "RUNNING"
@@ -143,13 +148,13 @@ def _is_replaced(look: SlurmSnapshot, job: str, new: Mapping[str, JobFile]) -> b
 
 
 def is_whole(file: JobFile, look: SlurmSnapshot) -> bool:
-    """Whether a file contains all required data about a job, and the job runs only on this node."""
+    """Returns whether a file contains all required data about a job, and the job runs only on this node."""
     run = file.run
     return run is not None and bool(file.indexes) and run.cluster == look.config.cluster and run.nodes == 1
 
 
 def _is_known(look: SlurmSnapshot, job: str, file: JobFile) -> bool:
-    """Whether slurmctld has reported this run, or a later run."""
+    """Returns whether slurmctld has reported this run, or a later run."""
     known = look.jobs.get(job)
     run = file.run
     if known is None or run is None:
@@ -165,14 +170,14 @@ def _positions(known: KnownJob) -> tuple[int, ...]:
 
 
 def read_job(job: str, file: JobFile) -> Job:
-    """Make a Job from its file. The file must be complete (is_whole)."""
+    """Returns a Job made from its file. The file must be complete (is_whole)."""
     run = file.run
     assert run is not None
     return Job(job, run.user, run.account, run.partition, "", "RUNNING", file.start_wall, run.restarts, uid=run.uid)
 
 
 def start_of_run(job: Job, file: JobFile, ahead_s: float) -> float | None:
-    """The start time (Unix seconds) that identifies a run, the same before and after slurmctld has reported the job.
+    """Returns the start (Unix seconds) that identifies a run, the same before and after slurmctld has reported the job.
 
     Before 23.02, Slurm does not pass the job's start to the prolog, so the prolog's date is used. slurmctld's date may
     be slightly earlier. A file that is older than this run is from an earlier job with the same number. `ahead_s`: as
@@ -185,11 +190,11 @@ def start_of_run(job: Job, file: JobFile, ahead_s: float) -> float | None:
 
 
 def start_here(start: float | None, file: JobFile, ahead_s: float) -> float | None:
-    """The start of a job by this host's clock, which is `ahead_s` ahead of slurmctld's clock.
+    """Returns the start of a job by this host's clock, which is `ahead_s` ahead of slurmctld's clock.
 
-    `start`: the start in the job's row. If the prolog ran at once, the prolog's date is used instead. The epilog's date
-    has the same clock and the same delay, so end minus start is the duration that slurmctld counts. If the prolog ran
-    minutes later, after another prolog, the job already had its GPUs, and the prolog's date is not used.
+    `start`: the start in the job's row. If the prolog ran at once, its date is used instead. The epilog's date has the
+    same clock and the same delay, so that end minus start is the duration that slurmctld counts. If the prolog ran
+    minutes later, after another prolog, its date is not used, because the job already had its GPUs.
     """
     is_by_file = file.run is not None and file.run.start is None and start == file.start_wall
     if start is None or is_by_file:

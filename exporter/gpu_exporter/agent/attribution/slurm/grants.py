@@ -22,10 +22,10 @@ STATE = re.compile("[A-Z_]{1,30}")  # of a job, as Slurm writes it
 
 
 def make_grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: str) -> Grant:
-    """Make the grant of the GPU at this IDX.
+    """Returns the grant of the GPU at this IDX.
 
-    `why`: the reason why the job does not run, "" if it runs. `obstacle`: the same reason in one word. If the order of
-    the GPUs is not proven, the grant gets the unit that the same number meant before, if this is known.
+    `why`: the reason why the job does not run, "" if it runs. `obstacle`: the same reason as one word. If the order of
+    the GPUs is not proven, the grant gets the unit that the same number meant before, if known.
     """
     kind: Literal["minor", "index", "unproven"] = "unproven" if order.kind == "unknown" else order.kind
     device, reason = str(index), order.problem
@@ -48,7 +48,7 @@ def make_grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: 
 
 
 def why_not_running(known: KnownJob, steps: Steps) -> tuple[str, str]:
-    """Why a job does not run, as a text and as one word. Both are "" if it runs."""
+    """Returns why a job does not run, as a text and as one word. Both are "" if it runs."""
     state = known.job.state
     if state != "RUNNING":
         return f"the job is {state}", state.lower() if STATE.fullmatch(state) else "other"
@@ -58,9 +58,9 @@ def why_not_running(known: KnownJob, steps: Steps) -> tuple[str, str]:
 
 
 def why_contradicted(gpus: JobGpus, file: JobFile) -> str:
-    """Why the grant is contradicted, "" if it is not: prolog and slurmctld name different GPUs.
+    """Returns why the grant is contradicted: prolog and slurmctld name different GPUs. "" if it is not.
 
-    If slurmctld names only some of the GPUs in the file, the job may have been resized: this is not a contradiction.
+    If slurmctld names only some of the GPUs in the file, the job may have been resized, which is not a contradiction.
     """
     if not file.indexes or set(gpus.positions()) <= set(file.indexes):
         return ""
@@ -69,20 +69,22 @@ def why_contradicted(gpus: JobGpus, file: JobFile) -> str:
 
 
 def list_witnesses(job_id: str, present: Present, *, is_told: bool) -> str:
-    """Name the evidence that the job is on this node. `is_told`: slurmctld has reported the job."""
+    """Returns a text with the evidence that the job is on this node. `is_told`: slurmctld has reported the job."""
     own = ["step"] * (job_id in present.steps.pids) + ["prolog"] * (job_id in present.files)
     return ", ".join((*own, *["slurmctld"] * is_told))
 
 
 def open_instance(grant: Grant, index: int, order: GpuOrder, procfs: Path) -> Grant:
-    """Add the MIG instance to a grant, from the capability files that gres.conf lists for it."""
+    """Returns the grant with the MIG instance, found from the capability files that gres.conf lists for it."""
     caps = order.caps[index] if index < len(order.caps) else ()
     instance = find_instance(caps, read_caps(procfs)) if caps else ""
     return grant._replace(kind="instance", device=instance) if instance else grant
 
 
 def name_by_prolog(grant: Grant, index: int, gpus: JobGpus, file: JobFile) -> Grant:
-    """Set the UUID from the prolog in a grant with an unproven position. Unchanged if the prolog wrote no UUID."""
+    """Returns a grant with an unproven position with the UUID from the prolog. Unchanged if the prolog
+    wrote no UUID.
+    """
     if file.indexes and len(file.indexes) == len(file.uuids) and index in file.indexes:
         return grant._replace(kind="uuid", device=file.uuids[file.indexes.index(index)])
     if not file.indexes and len(file.uuids) == len(gpus.positions()):

@@ -1,6 +1,6 @@
 """Reads the files of a site's prolog and epilog: they show which jobs hold GPUs of this node, without slurmctld.
 
-Three layouts are detected by their content:
+The content of a file shows its layout:
 
 - gpu-exporter (contrib/slurm): JOBID with lines `gpus=0,3` (SLURM_JOB_GPUS, positions) and `visible=...` (the prolog's
   CUDA_VISIBLE_DEVICES; its UUIDs count if it has any: since Slurm 25.11 with AutoDetect=nvml, and for MIG), and the
@@ -9,8 +9,7 @@ Three layouts are detected by their content:
 - plazonic/nvidia_gpu_prometheus_exporter and jobstats (/run/gpustat): GPU-<uuid>, MIG-<uuid> or a number, with `JOBID
   UID`.
 - dcgm-exporter (--hpc-job-mapping-dir): GPU or GPU.INSTANCE, with one job id in each line. A number there is an index
-  of the driver at the time of the prolog, so only UUIDs show which GPU it is. A number still shows that the job is
-  here.
+  of the driver at the time of the prolog, so only UUIDs show the GPU. A number still shows that the job is here.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from gpu_exporter.common.slurm.hostlist import parse_ranges
 
 DEFAULT_PLACE = Path("/run/gpu-exporter/jobs")
 FILES_MAX = 1024  # jobs, or GPUs and instances, of a node; a prolog never writes more
-ENDED = ".ended"  # where gpu-exporter's epilog keeps the files of the last jobs
+ENDED = ".ended"  # subdirectory in which gpu-exporter's epilog keeps the files of the last jobs
 Stamp: TypeAlias = "tuple[int, int]"
-"""A file and its state: inode, and when the inode was changed (ns)."""
+"""The state of a file: its inode, and when the inode was changed (ns)."""
 READ_MAX = 4096  # bytes of one file
-GPUS_MAX = 64  # of a node, and more than any has: a file with this or a higher number is of a job
+GPUS_MAX = 64  # more than any node has: a file with this or a higher number as its name belongs to a job
 JOB = re.compile(r"[1-9][0-9]{0,17}")
 UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 NUMBER = re.compile(r"[0-9]{1,4}(?:[.:][0-9]{1,4})?")
@@ -45,8 +44,9 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 class FiledRun(NamedTuple):
     """The owner and the run of a job, from the prolog's environment.
 
-    `start`: Unix seconds of slurmctld's clock, None before Slurm 23.02. `account` and `partition` may be "". `nodes`:
-    number of the job's nodes.
+    - `start`: Unix seconds of slurmctld's clock, None before Slurm 23.02.
+    - `account`, `partition`: may be "".
+    - `nodes`: number of the job's nodes.
     """
 
     user: str
@@ -62,8 +62,9 @@ class FiledRun(NamedTuple):
 class JobFile(NamedTuple):
     """The prolog's record of one job.
 
-    Its positions (IDX) and UUIDs are in the same order; each may be missing. `run`: None if the record is incomplete.
-    `began_wall`: when the prolog ran (Unix seconds).
+    - `indexes`, `uuids`: positions (IDX) and UUIDs, in the same order; each may be missing.
+    - `written_wall`, `began_wall`: when the file was written, and when the prolog ran (Unix seconds).
+    - `run`: None if the record is incomplete.
     """
 
     indexes: tuple[int, ...] = ()
@@ -81,7 +82,7 @@ class JobFile(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """A job that gave its GPUs back at `end_wall` (whole Unix seconds, as in Slurm)."""
+    """A job whose GPUs became free at `end_wall` (whole Unix seconds, as in Slurm)."""
 
     job_id: str
     file: JobFile
@@ -89,17 +90,17 @@ class EndedJob(NamedTuple):
 
 
 class Filed(NamedTuple):
-    """The jobs by id. `problem`: names a file that cannot be parsed, so jobs may be missing; otherwise ""."""
+    """The jobs by id. `problem`: names a file that cannot be parsed, so that jobs may be missing; otherwise ""."""
 
     jobs: dict[str, JobFile]
     problem: str = ""
 
 
 def read_job_files(directory: Path) -> Filed:
-    """The jobs in the files of `directory`. Raises FileNotFoundError if it is missing, else SourceError.
+    """Returns the jobs in the files of `directory`. Raises FileNotFoundError if it is missing, otherwise SourceError.
 
-    A user who can write to the directory could make any GPU look held. So only root or the exporter's user may have
-    write access.
+    Only root or the exporter's user may have write access, because a user who can write there could make any GPU look
+    held.
     """
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -132,10 +133,10 @@ def read_job_files(directory: Path) -> Filed:
 
 
 def read_ended(directory: Path, known: Mapping[str, Stamp]) -> tuple[list[EndedJob], dict[str, Stamp]]:
-    """Jobs that have ended, from the files of gpu-exporter's epilog, and the present state of each file.
+    """Returns the jobs that have ended, from the files of gpu-exporter's epilog, and the present state of each file.
 
-    Only jobs with a file that differs from its state in `known` are returned. Empty if no epilog writes files. Files
-    that cannot be parsed are skipped. Raises SourceError if other users may write to the directory.
+    Omits jobs whose file has the same state as in `known`, and files that cannot be parsed. Empty if no epilog writes
+    files. Raises SourceError if other users may write to the directory.
     """
     try:
         handle = os.open(directory / ENDED, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -159,7 +160,7 @@ def read_ended(directory: Path, known: Mapping[str, Stamp]) -> tuple[list[EndedJ
 
 
 def _parse_ended(text: str, written: float) -> EndedJob:
-    """Parse a file of gpu-exporter's epilog. Raises ValueError or KeyError for any other text."""
+    """Parses a file of gpu-exporter's epilog. Raises ValueError or KeyError for any other text."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
     job, jobs = values["job"], dict[str, JobFile]()
     _add(jobs, job, text, written)
@@ -167,7 +168,7 @@ def _parse_ended(text: str, written: float) -> EndedJob:
 
 
 def read_trusted(path: Path, most: int) -> str:
-    """The text of a file, if other users can write neither to the file nor to its directory.
+    """Returns the text of a file, if other users can write neither to the file nor to its directory.
 
     Raises OSError, ValueError, and SourceError if other users may write there.
     """
@@ -187,14 +188,16 @@ def _check_writers(status: os.stat_result, name: str, owner: int = 0) -> None:
 
 
 def _read(directory: int, name: str, most: int = READ_MAX, owner: int = 0) -> tuple[str, float]:
-    """Text and date of a file of root, the exporter's user or `owner`. Raises OSError, ValueError, SourceError."""
+    """Returns text and date of a file of root, the exporter's user or `owner`. Raises OSError,
+    ValueError, SourceError.
+    """
     with open_regular(name, lambda status: _check_writers(status, "the file", owner), directory=directory) as file:
         written = os.fstat(file.fileno()).st_mtime
         return read_within(file, name, most).decode("ascii"), written
 
 
 def _run(values: Mapping[str, str]) -> FiledRun | None:
-    """Parse the job's run. None if a value is missing or is not in slurmd's form: the record is then incomplete."""
+    """Returns the job's run. None if a value is missing or is not in slurmd's form: the record is then incomplete."""
     words = {name: value if WORD.fullmatch(value) else "" for name, value in values.items()}
     numbers = {name: whole(words.get(name, ""), WHOLE_MAX) for name in ("uid", "restarts", "start", "nodes")}
     user, cluster, start, nodes = words.get("user", ""), words.get("cluster", ""), numbers["start"], numbers["nodes"]
@@ -217,10 +220,10 @@ def _run(values: Mapping[str, str]) -> FiledRun | None:
 
 
 def _add(jobs: dict[str, JobFile], name: str, text: str, written: float) -> None:
-    """Raises ValueError for a file that cannot be parsed."""
+    """Adds the jobs of a file to `jobs`. Raises ValueError for a file that cannot be parsed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines and JOB.fullmatch(name) and need_whole(name) >= GPUS_MAX:
-        raise ValueError("it is empty")  # of a GPU, it would mean that the GPU is free
+        raise ValueError("it is empty")  # only an empty file of a GPU is valid: the GPU is free
     if JOB.fullmatch(name) and any("=" in line for line in lines):
         if not text.endswith("\n"):
             raise ValueError("its last line is incomplete")

@@ -2,7 +2,7 @@
 
 A saved job counts only while there is proof that it is the same run: one of its saved processes still runs, or its
 prolog's file has the same date. The job number alone proves nothing, because a requeued job keeps its number and gets
-other GPUs. Without such proof, a GPU in use is held by an unknown holder.
+other GPUs. Without such proof, a GPU in use gets an unknown holder.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gpu_exporter.common.procfs import Procfs
 
 FILE = "slurm-jobs.json"
 SAVE_EACH_S = 60.0  # how often to save, because processes of a job come and go
-PIDS_MAX = 16  # of one job; its batch script and steps that live as long are among the oldest
-BOOT_MAX_S = 60.0  # the boot time moves with the clock; the time of another boot differs by more
+PIDS_MAX = 16  # oldest processes of one job; its batch script and the longest steps are among them
+BOOT_MAX_S = 60.0  # changes of the clock move the boot time by less; another boot moves it by more
 
 
 class Run(NamedTuple):
@@ -43,7 +43,7 @@ class SlurmMemory:
         self._saved_look = 0.0
 
     def keep(self, look: SlurmSnapshot, present: Present, now: float, wall: float) -> None:
-        """Save this snapshot. `now` (monotonic seconds) and `wall` (Unix seconds) are the same moment."""
+        """Saves this snapshot. `now` (monotonic seconds) and `wall` (Unix seconds) are the same moment."""
         is_new = look.asked != self._saved_look
         if not self._file.is_kept or not (is_new or now - self._saved_at >= SAVE_EACH_S):
             return
@@ -56,7 +56,9 @@ class SlurmMemory:
         self._file.write(body, PRIVATE)  # it names users
 
     def recall(self, present: Present, now: float, wall: float) -> SlurmSnapshot | None:
-        """The saved snapshot, with only the jobs that are proven to be the same runs. None without a valid snapshot."""
+        """Returns the saved snapshot, with only the jobs that are provably the same runs. None without a valid
+        snapshot.
+        """
         data = self._file.read()
         if data is None:
             return None
@@ -85,7 +87,7 @@ class SlurmMemory:
 
 
 def _is_same(before: Run, now: Run) -> bool:
-    """Whether a process or the file of that run is still there."""
+    """Returns whether a process or the file of that run still exists."""
     if before.processes.items() & now.processes.items():
         return True
     return before.filed_wall is not None and before.filed_wall == now.filed_wall
