@@ -2,8 +2,8 @@
 
 The parser uses only text that a job's owner cannot forge: columns of squeue that Slurm and its administrators fill, the
 record of a node, and JSON, in which a job's name or comment cannot imitate another field. The plain text of `scontrol
-show job` contains names and comments without escapes. The parser therefore uses this text only as a last resort, and
-ignores an ambiguous record (docs/decisions/0001).
+show job` contains names and comments without escapes. The parser uses this text only as a last resort, and ignores an
+ambiguous record (docs/decisions/0001).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu_exporter.common.slurm.answers import read_jobs
 from gpu_exporter.common.slurm.gres import GRES, UNSET, Gres, add_devices, parse_gres, split_gres
 from gpu_exporter.common.slurm.hostlist import parse_names
 
-# Column widths only pad: Slurm cuts at the width, so they are far above any real value.
+# Column widths. Slurm cuts longer values, so the widths are far above any real value.
 COLUMNS = (
     "JobID",
     "UserName",
@@ -42,7 +42,7 @@ SINFO_FORMAT = f"GresUsed:{SINFO_WIDTH}|"
 
 
 class Job(NamedTuple):
-    """One row of squeue. `start` is Unix seconds, None while unknown. `size` changes when the job is resized."""
+    """One row of squeue. `start`: Unix seconds, None while unknown. `size` changes when the job is resized."""
 
     job_id: str
     user: str
@@ -61,7 +61,7 @@ class Job(NamedTuple):
 
 
 def parse_squeue(text: str) -> list[Job]:
-    """Parse the output of `squeue -h -O SQUEUE_FORMAT` under SLURM_TIME_FORMAT=%s.
+    """Parses the output of `squeue -h -O SQUEUE_FORMAT` under SLURM_TIME_FORMAT=%s.
 
     Skips lines that it cannot parse; the GPUs of these jobs then have no holder. Raises SourceError if it can parse no
     line.
@@ -100,7 +100,7 @@ def parse_squeue(text: str) -> list[Job]:
 
 
 def parse_listpids(text: str) -> dict[str, frozenset[int]]:
-    """Return the pids of each job id in the output of `scontrol listpids`. Only the columns PID and JOBID are read.
+    """Returns the pids of each job id in the output of `scontrol listpids`. Reads only the columns PID and JOBID.
 
     The extern step has no process of its own (pid -1), but its job is in the result. Skips lines that it cannot parse.
     Raises SourceError if it can parse no line.
@@ -128,8 +128,9 @@ def _is_number(text: str) -> bool:
 class JobGpus(NamedTuple):
     """The GPUs (IDX) of a job on one node, and the number of its GPUs on all nodes.
 
-    `total`: number of the GPUs of which the job has all or a part; None if Slurm does not report which GPU a part is
-    from. `unnamed`: GPUs on this node that Slurm counts without an IDX. `shared`, `unnamed_share`: as in Gres.
+    - `total`: number of GPUs of which the job has all or a part; None if Slurm does not report the GPU of a part.
+    - `unnamed`: number of GPUs on this node that Slurm counts without an IDX.
+    - `shared`, `unnamed_share`: as in Gres.
     """
 
     indexes: tuple[int, ...]
@@ -139,15 +140,15 @@ class JobGpus(NamedTuple):
     unnamed_share: str = ""
 
     def positions(self) -> tuple[int, ...]:
-        """Every IDX at which the job has a GPU or a part of a GPU."""
+        """Returns every IDX at which the job has a GPU or a part of a GPU."""
         return (*self.indexes, *(index for index, _ in self.shared))
 
 
 def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
-    """The GPUs on `node` of every running job in the output of `squeue --json` or `scontrol show job --json`.
+    """Returns the GPUs on `node` of every running job in the output of `squeue --json` or `scontrol show job --json`.
 
-    `gres_detail` has one entry for each of the job's nodes, in their order. A job whose record cannot be parsed is
-    skipped; other jobs are not affected. Raises SourceError if the text is not such an output.
+    `gres_detail` has one entry for each of the job's nodes, in their order. Skips a job whose record cannot be parsed.
+    Raises SourceError if the text is not such an output.
     """
     try:
         jobs, _ = read_jobs(text, lambda row: (str(need_whole(row["job_id"])), _read_gpus(row, node)))
@@ -157,7 +158,7 @@ def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
 
 
 def _read_gpus(row: dict[str, Any], node: str) -> JobGpus | None:
-    """Parse one job's GPUs. None while the job has no nodes: its GPUs are then unknown."""
+    """Returns one job's GPUs. None while the job has no nodes: its GPUs are then unknown."""
     by_node = divide_gpus(row["nodes"], row["gres_detail"])
     if not by_node:
         return None
@@ -165,7 +166,8 @@ def _read_gpus(row: dict[str, Any], node: str) -> JobGpus | None:
 
 
 def divide_gpus(names: Any, details: Any) -> dict[str, JobGpus]:
-    """The GPUs of a job on each node. `details` has one entry for each node, in the order of `names`, or is empty.
+    """Returns the GPUs of a job on each node. `details` has one entry for each node, in the order of `names`, or is
+    empty.
 
     Raises TypeError or ValueError if an argument cannot be parsed.
     """
@@ -185,8 +187,9 @@ def divide_gpus(names: Any, details: Any) -> dict[str, JobGpus]:
 class NodeRecord(NamedTuple):
     """The GPUs of a node and the GPUs in use, from `scontrol show node -d`.
 
-    `configured`: (type, count) in the order of slurm.conf. `used`: the GPUs in use. If GPUs have no type, Slurm may
-    print only their number without positions. `slurmd_start`: Unix seconds, None if missing.
+    - `configured`: (type, count) in the order of slurm.conf.
+    - `used`: the GPUs in use. If GPUs have no type, Slurm may print only their number without positions.
+    - `slurmd_start`: Unix seconds, None if missing.
     """
 
     configured: tuple[tuple[str, int], ...]
@@ -195,7 +198,7 @@ class NodeRecord(NamedTuple):
 
 
 def parse_node(text: str) -> NodeRecord:
-    """Parse the record of one node, printed under SLURM_TIME_FORMAT=%s. Raises SourceError if it has no GresUsed."""
+    """Parses the record of one node, printed under SLURM_TIME_FORMAT=%s. Raises SourceError if it has no GresUsed."""
     used = _field(text, r"^\s*GresUsed=(\S*)\s*$")
     if used is None:
         raise SourceError("scontrol show node -d prints no GresUsed, so the exporter cannot see which GPUs are free")
@@ -208,14 +211,14 @@ def parse_node(text: str) -> NodeRecord:
 
 
 def read_node(configured: str, used: str, slurmd_start: float | None) -> NodeRecord:
-    """Make a record from two texts in Slurm's GRES notation: all GPUs, and those in use. Raises ValueError."""
+    """Returns a record made from two texts in Slurm's GRES notation: all GPUs, and GPUs in use. Raises ValueError."""
     return NodeRecord(_configured(configured), parse_gres(used), slurmd_start)
 
 
 def parse_sinfo(text: str) -> Gres:
-    """The GPUs in use on one node, from `sinfo -h -N -n NODE -O SINFO_FORMAT`, which prints a line for each partition.
+    """Returns the GPUs in use on one node, from the output of `sinfo -h -N -n NODE -O SINFO_FORMAT`.
 
-    Raises SourceError if the output cannot be parsed.
+    sinfo prints a line for each partition. Raises SourceError if the output cannot be parsed.
     """
     cells = {line.rpartition("|")[0].strip() for line in text.splitlines()}
     if len(cells) != 1 or not (cell := cells.pop()) or len(cell) >= SINFO_WIDTH:
@@ -249,7 +252,7 @@ class SlurmConfig(NamedTuple):
 
 
 def parse_config(text: str) -> SlurmConfig:
-    """The few settings that attribution needs."""
+    """Returns the settings that attribution needs, from the output of `scontrol show config`."""
 
     def value(name: str) -> str:
         return _field(text, rf"^{name}\s*=\s*(.*?)\s*$") or ""
@@ -263,7 +266,7 @@ def parse_config(text: str) -> SlurmConfig:
 
 
 def parse_clock(text: str) -> float | None:
-    """The time on slurmctld's clock in `scontrol show config` (whole Unix seconds, None if missing).
+    """Returns slurmctld's time in the output of `scontrol show config` (whole Unix seconds), None if missing.
 
     The command must run under SLURM_TIME_FORMAT=%s.
     """
@@ -277,7 +280,7 @@ _RECORD = re.compile(r"\n(?=JobId=\d+ )")
 
 
 def parse_job_text(text: str, job_id: str, node: str) -> JobGpus | None:
-    """The GPUs of a job from `scontrol -o show job -d ID`, for a Slurm that is built without JSON.
+    """Returns the GPUs of a job from `scontrol -o show job -d ID`, for a Slurm that is built without JSON.
 
     Accepts only a single record that has a plain device list at the place where Slurm prints it. None for any other
     text, because the job's name or comment may imitate a device list. The GPUs then have a holder without a name.

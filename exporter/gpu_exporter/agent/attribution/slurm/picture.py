@@ -14,9 +14,9 @@ SCHEMA = 1
 
 
 class Picture(NamedTuple):
-    """The state of one node at `asked_wall` (Unix seconds).
+    """The state of one node at `asked_wall` (Unix seconds). The collector renews it every `each_s` seconds.
 
-    The collector renews it every `each_s` seconds. `jobs`: by id, including jobs without GPUs.
+    `jobs`: by id, including jobs without GPUs.
     """
 
     asked_wall: float
@@ -27,7 +27,7 @@ class Picture(NamedTuple):
 
 
 def render_picture(picture: Picture) -> str:
-    """The JSON text that `parse_picture` reads."""
+    """Returns the JSON text that `parse_picture` reads."""
     config = picture.config
     return json.dumps(
         {
@@ -44,7 +44,7 @@ def render_picture(picture: Picture) -> str:
 
 
 def parse_picture(text: str) -> Picture:
-    """Parse a collector's answer. Raises ValueError for any other text."""
+    """Parses a collector's answer. Raises ValueError for any other text."""
     try:
         data = json.loads(text)
         if data["schema"] != SCHEMA:

@@ -1,10 +1,12 @@
 """Detects pods that run slurmd, e.g. of the Slinky operator. These pods are nodes of Slurm, not holders.
 
-The kubelet gives such a pod its GPUs, and Slurm gives these GPUs to jobs. The holder is the job, and a GPU without a
-job is free for Slurm. A pod counts as a slurmd pod if the administrator configured its name, or if a process of this
-node's Slurm jobs was seen in the pod. The jobs in a slurmd pod are known in two cases: the pod is the only slurmd pod
-here, or a job of this node was seen in it. In all other cases, and without the Slurm source, the exporter does not know
-which job has a GPU. The pod is then shown as the holder, and is never judged.
+The kubelet allocates GPUs to such a pod, and Slurm allocates these GPUs to jobs. The holder is the job, and a GPU
+without a job is free for Slurm. A pod counts as a slurmd pod if the administrator configured its name, or if a process
+of this node's Slurm jobs was seen in the pod.
+
+The jobs in a slurmd pod are known in two cases: the pod is the only slurmd pod here, or a job of this node was seen in
+it. In all other cases, and without the Slurm source, the job of a GPU is unknown. The pod is then shown as the holder,
+and is never judged.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ WHY = "the pod runs slurmd, and it is unknown which job has this GPU"
 
 
 class SlurmPods:
-    """`patterns`: the configured patterns NAMESPACE/POD with * and ?, separated by commas."""
+    """Detects slurmd pods. `patterns`: the configured patterns NAMESPACE/POD with * and ?, separated by commas."""
 
     def __init__(self, patterns: str, *, asks_slurm: bool) -> None:
         """`asks_slurm`: Slurm is among the sources."""
@@ -30,7 +32,7 @@ class SlurmPods:
         self._proven: frozenset[str] = frozenset()
 
     def apply(self, grants: Sequence[Grant], owners: Owners) -> tuple[Sequence[Grant], Owners]:
-        """Remove slurmd pods as holders and as owners of processes. Only Slurm's jobs remain as holders."""
+        """Removes slurmd pods as holders and as owners of processes. Only Slurm's jobs remain as holders."""
         here = {_id(grant.holder): grant.holder for grant in grants if grant.holder.pod}
         self._proven = (self._proven | _find_proven(grants, owners)) & here.keys()
         named = {pod for pod, holder in here.items() if self._is_named(holder)}
@@ -53,7 +55,7 @@ def _id(holder: Holder) -> str:
 
 
 def _find_proven(grants: Sequence[Grant], owners: Owners) -> frozenset[str]:
-    """UIDs of the pods that contain a process of one of this node's Slurm jobs."""
+    """Returns the UIDs of the pods that contain a process of one of this node's Slurm jobs."""
     jobs = {grant.holder.job_id for grant in grants if grant.holder.job_id}
     return frozenset(pod for seen in owners.values() for owner in seen.uses if owner.job in jobs for pod in owner.pods)
 
@@ -63,7 +65,7 @@ def _doubted(grant: Grant) -> Grant:
 
 
 def _outside(seen: UnitOwners, pods: frozenset[str]) -> UnitOwners:
-    """Replace slurmd pods as owners of processes by a Slurm job, whose number may be unknown here."""
+    """Replaces slurmd pods as owners of processes by a Slurm job, whose number may be unknown here."""
     uses: dict[ProcessOwner, Use] = {}
     for owner, use in seen.uses.items():
         whose = owner if pods.isdisjoint(owner.pods) else ProcessOwner(slurm=True, job=owner.job, step=owner.step)

@@ -22,16 +22,18 @@ from gpu_exporter.common.clock import Clock
 
 # With PrologFlags=Contain each job has a step from its prolog to its epilog. slurmd takes a moment to make the step.
 STALE_S = 60.0
-TOLD_MAX = 1024  # ends that are remembered; the epilog keeps 256
+TOLD_MAX = 1024  # ended jobs to remember; the epilog keeps 256
 
 
 class Present(NamedTuple):
     """The jobs on this node at one moment.
 
-    `files`: by job id. `notices`: texts about missing data. `ended`: jobs that have ended since the last read, from
-    gpu-exporter's epilog. `stale`: jobs with ignored files, because the jobs have had no step for STALE_S: the epilog
-    failed, or another prolog is slow. `is_complete`: every job with GPUs has a file, and every job with a file still
-    runs.
+    - `files`: by job id.
+    - `notices`: texts about missing data.
+    - `ended`: jobs that have ended since the last read, from gpu-exporter's epilog.
+    - `stale`: jobs with ignored files, because the jobs have had no step for STALE_S: the epilog failed, or another
+      prolog is slow.
+    - `is_complete`: every job with GPUs has a file, and every job with a file still runs.
     """
 
     steps: Steps = Steps({})
@@ -63,7 +65,7 @@ class Presence:
         self._read_ended()
 
     def read(self, flags: Set[str] | None) -> Present:
-        """Find the present jobs. `flags`: Slurm's PrologFlags, in lower case; None while they are unknown."""
+        """Returns the present jobs. `flags`: Slurm's PrologFlags in lower case, None while unknown."""
         notices: list[str] = []
         steps = self._read_steps()
         filed = self._read_files(notices)
@@ -108,7 +110,7 @@ class Presence:
         return steps
 
     def _read_ended(self) -> tuple[EndedJob, ...]:
-        """Jobs that have ended since the exporter started, each once.
+        """Returns the jobs that have ended since the exporter started, each once.
 
         The time in a file identifies the end. The date of the file does not, because a chmod or a clock change changes
         it.
@@ -123,7 +125,7 @@ class Presence:
         return tuple(sorted(new, key=lambda job: job.end_wall))
 
     def _read_files(self, notices: list[str]) -> Filed | None:
-        """None if no prolog writes files."""
+        """Returns the jobs in the prolog's files, None if no prolog writes files."""
         try:
             return read_job_files(self._directory or DEFAULT_PLACE)
         except FileNotFoundError:

@@ -1,10 +1,12 @@
 """Reports which Slurm job has which GPU of this node.
 
 Every poll reads which jobs are on this node, from the node alone (presence.py). The source asks slurmctld for the GPUs
-of each job (controller.py) when a job starts or ends here, and otherwise about once a minute (pace.py). The source does
-not ask if the prolog's files show which jobs have GPUs. For jobs that are not visible on the node, an answer counts
-until the next request. gres.conf defines which GPU an IDX means (gres/conf.py). If gres.conf proves no order, a GPU is
-known only by a UUID that the prolog wrote.
+of each job (controller.py) when a job starts or ends here, and otherwise about once a minute (pace.py). It does not ask
+if the prolog's files show which jobs have GPUs. For jobs that are not visible on the node, an answer counts until the
+next request.
+
+gres.conf defines which GPU an IDX means (gres/conf.py). If gres.conf proves no order, only a UUID from the prolog
+identifies a GPU.
 """
 
 from __future__ import annotations
@@ -44,20 +46,23 @@ from gpu_exporter.common.procfs import NewestProcess, Procfs
 from gpu_exporter.common.vendor import Vendor
 
 Watched: TypeAlias = "tuple[frozenset[str], frozenset[str]]"
-"""Jobs that are here, and the stopped jobs among them."""
-RENEW_FIRST_S, RENEW_MOST_S = 5.0, 600.0  # a lost proof is looked for again, at growing intervals
+"""Jobs on this node, and the stopped jobs among them."""
+RENEW_FIRST_S, RENEW_MOST_S = 5.0, 600.0  # first and longest interval of requests while no order is proven
 ENDED_MAX = 4096  # ended jobs that are kept while Slurm has never answered
-# a slurmd that started later by more than this is a new one: the kernel's boot time moves with the clock
+# A slurmd that started later by more than this has restarted. The kernel's boot time moves by less with the clock.
 RESTART_S = 5.0
 
 
 class SlurmOptions(NamedTuple):
     """The paths and names that the source uses.
 
-    `node`: NodeName of this node, "" for its short host name. `gres_conf`: None for the usual places. `procfs`: the
-    host's /proc. `job_files`: directory of the prolog's files, None for the usual place. `collected`: address or
-    directory of a collector, which then replaces slurmctld. `state`: directory for state that survives a restart, None
-    to keep no state. `keeps_state`: whether this process writes there.
+    - `node`: NodeName of this node, "" for its short host name.
+    - `gres_conf`: None for the usual places.
+    - `procfs`: the host's /proc.
+    - `job_files`: directory of the prolog's files, None for the usual place.
+    - `collected`: address or directory of a collector, which then replaces slurmctld.
+    - `state`: directory for state that survives a restart, None to keep no state.
+    - `keeps_state`: this process also writes to `state`.
     """
 
     node: str = ""
@@ -102,9 +107,9 @@ class SlurmSource:
         self._presence = Presence(steps, options.job_files, clock)
         self._pace = pace if pace is not None else Pace(60.0)
         self._look: SlurmSnapshot | None = None
-        self._renewed_s = 0.0  # time after which the next look follows
-        self._failed = ""  # why the last question was not answered
-        self._seen: Watched | None = None  # at the last look
+        self._renewed_s = 0.0  # seconds between two answers of slurmctld
+        self._failed = ""  # why the last request failed
+        self._seen: Watched | None = None  # at the last request
         self._before = Steps({})  # at the last poll
         self._written: dict[str, float] = {}  # when the files of jobs were written, at the last poll
         self._epochs = Epochs(options.state, self._node, writes=options.keeps_state)
@@ -112,15 +117,15 @@ class SlurmSource:
         self._filed = FiledJobs()
         self._granted: dict[str, tuple[str, list[Grant]]] = {}  # by job, at the last poll: restart count and grants
         self._ended: list[EndedJob] = []  # ended jobs that are not reported yet
-        self._said: tuple[GpuOrder, bool] | None = None  # what gres.conf said at the last look
+        self._said: tuple[GpuOrder, bool] | None = None  # content of gres.conf at the last poll: order, shared GPUs
         self._misfit = False  # gres.conf and Slurm's report about the node prove no order
         self._slurmd = NewestProcess(procfs, "slurmd")
         self._renewal = Retry(RENEW_FIRST_S, RENEW_MOST_S)
-        self._again: dict[str, float] = {}  # jobs that may have been requeued: since then all their processes are new
-        self._settled: set[str] = set()  # jobs that had a step here at some look
+        self._again: dict[str, float] = {}  # jobs that may have been requeued, and when their processes were new
+        self._settled: set[str] = set()  # jobs that had a step here at an earlier request
 
     def poll(self) -> Answer:
-        """Return the jobs' grants. Raises SourceError if slurmctld has never answered, and no answer was saved."""
+        """Returns the jobs' grants. Raises SourceError if slurmctld has never answered, and no answer was saved."""
         now = self._clock.monotonic()
         present = self._presence.read(self._look.config.prolog_flags if self._look is not None else None)
         self._ended = [*self._ended, *present.ended][-ENDED_MAX:]
@@ -145,7 +150,7 @@ class SlurmSource:
         return self._answer(self._look, present)
 
     def _watch(self, present: Present) -> Watched:
-        """The jobs that need a request to slurmctld when they change, and the stopped jobs among them.
+        """Returns the jobs whose start or end requires a request to slurmctld, and the stopped jobs among them.
 
         If a prolog writes files, jobs without a file hold no GPU, and jobs with a sufficient file need no request.
         """
@@ -159,9 +164,9 @@ class SlurmSource:
         return jobs, present.steps.stopped & jobs
 
     def _newer_slurmd(self) -> float | None:
-        """The start time of a slurmd that is newer than Slurm's last report about the node, which is then out of date.
+        """Returns the start (Unix seconds) of a slurmd that started after Slurm's last report about the node.
 
-        None if slurmd has not restarted since that report.
+        That report is then out of date. None if slurmd has not restarted since.
         """
         start = self._slurmd.start_wall()
         known = self._look.node.slurmd_start if self._look is not None else None
@@ -188,12 +193,11 @@ class SlurmSource:
             unsettled=bool(moving or look.doubt() or _list_late(look, present)),
             quiet=present.is_complete and is_proven,
         )
-        # A look that needs no question counts as new until something changes. Then its age counts like that of any
-        # other look.
+        # A snapshot that needs no request counts as new until something changes. Then its age counts as usual.
         self._renewed_s = min(self._pace.interval_s + look.each_s, INTERVAL_MAX_S)
 
     def _answer(self, look: SlurmSnapshot, present: Present) -> Answer:
-        """Make grants for the jobs that the node's record confirms, and for GPUs in use without a known job.
+        """Returns grants for the jobs that the node's record confirms, and for GPUs in use without a known job.
 
         Raises SourceError if the jobs contradict the record, and it is unclear which job is wrong.
         """
@@ -249,7 +253,7 @@ class SlurmSource:
         )
 
     def _list_notices(self, look: SlurmSnapshot, present: Present) -> list[str]:
-        """Messages for people about states that make no grant wrong."""
+        """Returns messages for people about states in which all grants are right."""
         notices = list(present.notices)
         hidden, late = sorted(look.in_use() - look.claimed()), sorted(_list_late(look, present))
         if hidden:
@@ -261,7 +265,7 @@ class SlurmSource:
         return notices
 
     def _count_surplus(self, look: SlurmSnapshot) -> list[str]:
-        """Problems of a node without positions in its record. Raises SourceError if the jobs have more GPUs."""
+        """Returns problems of a node without positions in its record. Raises SourceError if the jobs have more GPUs."""
         if not look.node.used.unnamed:
             return []
         surplus = look.surplus()
@@ -274,7 +278,7 @@ class SlurmSource:
     def _grant_jobs(
         self, look: SlurmSnapshot, present: Present, told: Mapping[str, KnownJob], order: GpuOrder
     ) -> _Granted:
-        """`told`: the jobs that slurmctld itself has reported."""
+        """Returns the grants of the jobs. `told`: the jobs that slurmctld itself has reported."""
         grants: list[Grant] = []
         problems: list[str] = []
         conflicts, used = 0, look.in_use()
@@ -309,7 +313,7 @@ class SlurmSource:
         return _Granted(grants, problems, conflicts)
 
     def _grant_hidden(self, look: SlurmSnapshot, order: GpuOrder) -> list[Grant]:
-        """Grants for the GPUs in use that no job explains."""
+        """Returns grants for the GPUs in use that no job explains."""
         shares, own = dict(look.node.used.shared), self._epochs.at(None, order)
         grants: list[Grant] = []
         for index in sorted(look.in_use() - look.claimed()):
@@ -319,7 +323,7 @@ class SlurmSource:
         return grants
 
     def _list_ended(self, look: SlurmSnapshot, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
-        """Grants of jobs that have ended since the last poll, and the number of ended jobs without a grant."""
+        """Returns grants of jobs that have ended since the last poll, and the number of ended jobs without a grant."""
         now, wall = self._clock.monotonic(), self._clock.wall()
         ahead_s = how_far_ahead(look.clock, now, wall)
         ended: list[Grant] = []
@@ -342,11 +346,13 @@ class SlurmSource:
         return tuple(ended), missed
 
     def _is_here(self, job_id: str, present: Present) -> bool:
-        """Whether this poll proves that the job still holds its GPUs of the last snapshot, without asking slurmctld."""
+        """Returns whether this poll proves, without slurmctld, that the job still holds its GPUs of
+        the last snapshot.
+        """
         return job_id in present.jobs and job_id not in self._again
 
     def _as_of(self, look: SlurmSnapshot, grant: Grant) -> Grant:
-        """Set the date of a grant to the time of slurmctld's answer, for a job that only slurmctld reports."""
+        """Sets the date of a grant to the time of slurmctld's answer, for a job that only slurmctld reports."""
         return grant._replace(confirmed=look.asked, renewed_s=self._renewed_s)
 
     def _holder(self, job: Job, config: SlurmConfig, gpus: JobGpus, began: float | None) -> Holder:
@@ -372,7 +378,7 @@ class SlurmSource:
         )
 
     def _hidden(self, index: int, config: SlurmConfig) -> Holder:
-        """Make a holder without a name, for a GPU that is in use by the node's record but has no known job."""
+        """Returns a holder without a name, for a GPU that is in use by the node's record but has no known job."""
         return Holder(
             key=HolderKey("slurm", f"{config.cluster}/hidden/{index}"),
             cluster=config.cluster,
@@ -397,16 +403,16 @@ class _Granted(NamedTuple):
 
 
 def _count_devices(order: GpuOrder, node: NodeRecord) -> int | None:
-    """The number of GPUs that Slurm counts on this node. None unless gres.conf has the same number.
+    """Returns the number of GPUs that Slurm counts on this node. None unless gres.conf has the same number.
 
-    Slurm's record may be an hour old, and because of a wrong number an administrator may drain the node.
+    Slurm's record may be an hour old, and an administrator may drain the node because of a wrong number.
     """
     counted = sum(count for _, count in node.configured)
     return counted if order.kind != "unknown" and len(order.minors) == counted else None
 
 
 def _list_late(look: SlurmSnapshot, present: Present) -> Set[str]:
-    """Jobs on this node that may have GPUs and started after the collector's last round."""
+    """Returns jobs on this node that may have GPUs and started after the collector's last round."""
     if not look.each_s:
         return frozenset()  # this node itself asks about each job that starts
     jobs = present.files.keys() if present.is_complete else present.jobs
@@ -414,5 +420,5 @@ def _list_late(look: SlurmSnapshot, present: Present) -> Set[str]:
 
 
 def _is_other(before: frozenset[int] | None, now: frozenset[int]) -> bool:
-    """Whether a job's processes are all new."""
+    """Returns whether all processes of a job are new."""
     return before is not None and bool(before and now) and before.isdisjoint(now)

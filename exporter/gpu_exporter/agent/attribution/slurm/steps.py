@@ -2,10 +2,11 @@
 
 `scontrol listpids` asks the slurmstepds of this node over sockets in SlurmdSpoolDir. The command works while slurmctld
 and slurmd are down, and needs no rights. It prints job numbers, even if processes remain in slurmd's cgroup
-(proctrack/linuxproc) or cgroups are named by SLUIDs (tried on 22.05.8 and 24.11.5). If one slurmstepd is just starting,
-or has died and left its socket, the command exits with status 1. 22.05.8 and 26.05 first print the list of the others,
-24.11.5 prints no list. A job between its prolog and its first step is not listed, unless PrologFlags has Contain: then
-each job has an extern step from its start to its end.
+(proctrack/linuxproc) or cgroups are named by SLUIDs (tried on 22.05.8 and 24.11.5).
+
+If one slurmstepd is just starting, or has died and left its socket, the command exits with status 1. 22.05.8 and 26.05
+first print the list of the others, 24.11.5 prints no list. A job between its prolog and its first step is not listed,
+unless PrologFlags has Contain: then each job has an extern step from its start to its end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ REFUSED = "Unable to connect to slurmstepd"
 
 
 class Steps(NamedTuple):
-    """The jobs that have a step here: the processes of each job, and the jobs with only stopped processes.
+    """The processes of each job that has a step here. `stopped`: jobs of which all processes are stopped.
 
     `unseen`: why there may be more jobs, "" if the list is complete.
     """
@@ -40,10 +41,10 @@ class StepReader:
         self._node = node
         self._ask = ask
         self._procfs = procfs
-        self._listed: Mapping[str, frozenset[int]] = {}  # when all steps were last listed
+        self._listed: Mapping[str, frozenset[int]] = {}  # the last complete list
 
     def read(self) -> Steps:
-        """Return the present steps. Raises SourceError if they are not visible."""
+        """Returns the present steps. Raises SourceError if they are not visible."""
         unseen = ""
         try:
             out = self._ask(("scontrol", "listpids", "*", self._node))
@@ -64,7 +65,7 @@ class StepReader:
         return Steps(pids, stopped, unseen)
 
     def _is_stopped(self, pids: frozenset[int]) -> bool:
-        """Whether at least one of these processes is visible, and all visible ones are stopped."""
+        """Returns whether at least one of these processes is visible, and all visible processes are stopped."""
         seen = False
         for pid in pids:
             stat = self._procfs.stat(pid)
