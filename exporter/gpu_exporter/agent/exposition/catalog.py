@@ -1,4 +1,4 @@
-"""Defines the metric families that no collector publishes: of the ledger, the allocations and the exporter itself."""
+"""Defines the metric families of the ledger, the allocations and the exporter itself. No collector publishes them."""
 
 from __future__ import annotations
 
@@ -516,7 +516,7 @@ SELF_FAMILIES = (
 
 
 def fixed_groups() -> Iterator[tuple[str, tuple[str, ...], tuple[Family, ...]]]:
-    """Yield title, implied labels and families of each group that no collector publishes, for docs/metrics.md."""
+    """Yields title, labels and families of each group that no collector publishes, for docs/metrics.md."""
     yield (
         "GPU: identity and ledger",
         DEVICE_LABELS,

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from gpu_exporter.common.model.views import GpuView, View
 
 Health: TypeAlias = Literal["ok", "partial", "no_data", "none_expected"]
-# nvmlDeviceGpuRecoveryAction_t: the action behind each number. A number that is not listed here is an action too.
+# nvmlDeviceGpuRecoveryAction_t: the action of each number. An unlisted number also is an action.
 ACTIONS = {
     1: "a reset",
     2: "a reboot of the node",
@@ -21,9 +21,9 @@ ACTIONS = {
 
 
 def judge_health(view: View, *, devices_only: bool = False) -> Health:
-    """Return `no_data` if no GPU answers, `partial` if there are gaps, otherwise `ok`.
+    """Returns `no_data` if no GPU answers, `partial` if there are gaps, otherwise `ok`.
 
-    `none_expected`: no GPU answers, and this is not a fault, because the node has no GPU or the driver was released on
+    `none_expected`: no GPU answers, but this is not a fault, because the node has no GPU or the driver was released on
     request. `devices_only`: as in `list_gaps`.
     """
     if not view.status.driver_up or not any(_answers(gpu) for gpu in view.gpus):
@@ -32,10 +32,10 @@ def judge_health(view: View, *, devices_only: bool = False) -> Health:
 
 
 def list_gaps(view: View, *, devices_only: bool = False) -> list[str]:
-    """List the gaps of a view, one line each.
+    """Returns the gaps of a view, one line each.
 
-    A gap is a GPU that does not answer, that needs a recovery action, or that only a scheduler counts. Without
-    `devices_only`, failed calls and failed sources of holders are gaps too.
+    A gap is a GPU that does not answer, that needs a recovery action, or that only a scheduler counts. Unless
+    `devices_only` is set, failed calls and failed sources of holders are gaps too.
     """
     gaps = [f"gpu {label_of(gpu)}: {_silence(gpu)}" for gpu in view.gpus if is_missed(gpu)]
     shown = sum(not gpu.snapshot.away for gpu in view.gpus)
@@ -63,24 +63,24 @@ def _list_failures(view: View, answering: list[GpuView]) -> Iterator[str]:
 
 
 def label_of(gpu: GpuView) -> str:
-    """The index of a GPU, or its PCI address if it is not in the driver's list."""
+    """Returns the index of a GPU, or its PCI address if it is not in the driver's list."""
     identity = gpu.snapshot.identity
     return str(identity.index) if identity.index >= 0 else identity.pci_bus_id
 
 
 def describe_recovery(gpu: GpuView) -> str:
-    """`asks for a reset`, "" without a recovery action."""
+    """Returns `asks for a reset` or the like, "" without a recovery action."""
     action = gpu.snapshot.facts.recovery_action
     return f"asks for {ACTIONS.get(int(action), f'recovery action {action:g}')}" if action else ""
 
 
 def is_missed(gpu: GpuView) -> bool:
-    """Whether the GPU should answer, but does not."""
+    """Returns whether the GPU should answer, but does not."""
     return not (_answers(gpu) or gpu.snapshot.away)
 
 
 def _answers(gpu: GpuView) -> bool:
-    """Whether the values of the GPU are current."""
+    """Returns whether the values of the GPU are current."""
     return gpu.snapshot.up and not gpu.withheld and not gpu.hung
 
 

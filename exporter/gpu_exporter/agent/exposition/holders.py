@@ -1,4 +1,4 @@
-"""Renders the table of holders with the evidence for each: why does the exporter report that I hold this GPU?"""
+"""Renders the table of holders, with the evidence for each holder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NONE = "-"
 
 
 def render_holders(view: View) -> str:
-    """Return a table with one line for each allocation, and for each unit without a holder.
+    """Returns a table with one line for each allocation, and for each unit without a holder.
 
     After the table come the status and errors of each source. The text ends with a newline.
     """

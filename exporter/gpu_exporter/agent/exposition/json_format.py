@@ -16,7 +16,7 @@ JSON_TYPE = "application/json; charset=utf-8"
 
 
 def render_json(view: View) -> str:
-    """Return one JSON document. Its keys are stable, and name the units."""
+    """Returns one JSON document. Its keys are stable, and contain the units of measurement."""
     status = view.status
     return json.dumps(
         {
@@ -98,7 +98,7 @@ def _gpu(gpu: GpuView) -> dict[str, Any]:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    """One line of the table: an allocation, or a GPU or MIG instance without a holder."""
+    """Returns one line of the table: an allocation, or a GPU or MIG instance without a holder."""
     return {
         "gpu": row.gpu,
         "name": row.name,
@@ -122,7 +122,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _last_activity(totals: UnitTotals | None) -> dict[str, Any]:
-    """The time and the witnesses of a unit's last activity, and by witness the seconds of activity at utilization 0."""
+    """Returns time and witnesses of a unit's last activity, and the seconds of activity at utilization 0 by witness."""
     return {
         "last_active_timestamp_seconds": totals.last_active_wall if totals else None,
         "last_active_by": list(totals.active_by) if totals else [],
@@ -180,7 +180,7 @@ def _allocation(view: AllocationView, wall: float) -> dict[str, Any]:
 
 
 def _stall(spin: Spin | None) -> dict[str, Any] | None:
-    """The holder's run without progress, with its confidence. None if the holder cannot be watched."""
+    """Returns the holder's run without progress, with its confidence. None if the holder cannot be watched."""
     if spin is None:
         return None
     return {

@@ -20,7 +20,7 @@ from gpu_exporter.common.plain import one_line
 
 HTML_TYPE = "text/html; charset=utf-8"
 SPARK_WIDTH, SPARK_HEIGHT = 120, 30
-SPARK_POINTS = 60  # longer histories are averaged to so many points: a page with 56 holders stays below 100 kB
+SPARK_POINTS = 60  # longer histories are averaged to this number of points: a page of 56 holders stays below 100 kB
 
 COLUMNS = (
     "GPU",
@@ -120,12 +120,12 @@ show();
 
 
 def escape(text: str) -> str:
-    """As HTML, on one line."""
+    """Returns the text as HTML, on one line."""
     return html.escape(one_line(text))
 
 
 def render_page(view: View, history: History, refresh_s: int = 5) -> str:
-    """The whole document."""
+    """Returns the whole HTML document. It reloads itself every `refresh_s` seconds."""
     rows = list_rows(view)
     status = view.status
     parts = [
@@ -201,7 +201,7 @@ def _table(view: View, rows: Sequence[Row], history: History) -> str:
 
 
 def _row(row: Row, spark: str) -> str:
-    """Return a holder's table row, and a second row over all columns with the reason for its state and the advice."""
+    """Returns a holder's table row, and a second row over all columns with the reason for its state and the advice."""
     gpu, name, utilization, memory, power, temperature, holder, owner, held, idle, state, cause, _ = map(
         escape, row.texts
     )
@@ -234,7 +234,7 @@ def _two_lines(first: str, second: str) -> str:
 
 
 def _say_throttling(row: Row) -> str:
-    """Name the share of the time in which the GPU was throttled, with the reason, or `not throttled`; "" if unknown."""
+    """Returns the throttled share of the time with the reason, or `not throttled`; "" if unknown."""
     if row.throttling is None:
         return ""
     share = format_ratio(row.throttling.ratio)
@@ -242,7 +242,9 @@ def _say_throttling(row: Row) -> str:
 
 
 def _spark(buckets: Sequence[float | None], bucket_s: float) -> str:
-    """Draw utilization as an area, and unknown time as grey blocks. A short text if everything is unknown."""
+    """Returns an SVG of the utilization as an area, with grey blocks for unknown time. A short text if all time is
+    unknown.
+    """
     if not any(value is not None for value in buckets):
         return "<span class=soft>activity unknown</span>"
     values = _shrink(buckets)
@@ -272,7 +274,7 @@ def _spark(buckets: Sequence[float | None], bucket_s: float) -> str:
 
 
 def _shrink(values: Sequence[float | None]) -> list[float | None]:
-    """Reduce to at most SPARK_POINTS values. Each is the mean of the known values in its part of the time."""
+    """Reduces the values to at most SPARK_POINTS. Each is the mean of the known values in its part of the time."""
     per_point = max(1, -(-len(values) // SPARK_POINTS))
     shrunk: list[float | None] = []
     for start in range(0, len(values), per_point):

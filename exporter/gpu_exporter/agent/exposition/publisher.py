@@ -38,12 +38,12 @@ class _Edition:
 
 
 def no_history(_: UnitId) -> Buckets:
-    """No history, for callers that serve no page."""
+    """Returns an empty history, for callers that serve no page."""
     return Buckets((), 1.0)
 
 
 class Publisher:
-    """Returns the newest view in the requested format. Safe to call from several threads."""
+    """Returns the newest view in the requested format. Thread-safe."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Publisher:
     ) -> None:
         """`version()`: returns another value when `build_view()` would return a new view.
 
-        `more_series`: returns series that are added to those of the view.
+        `more_series`: returns series to add to those of the view.
         """
         self._build_view = build_view
         self._version = version
@@ -65,7 +65,7 @@ class Publisher:
         self._lock = threading.Lock()
 
     def body(self, form: str, *, zipped: bool = False, names: frozenset[str] = frozenset()) -> bytes:
-        """Return the newest view in one of the formats of CONTENT_TYPES. `names`: only these metric families."""
+        """Returns the newest view in one of the formats of CONTENT_TYPES. `names`: only these metric families."""
         with self._lock:
             edition = self._current()
             if names:
@@ -81,7 +81,7 @@ class Publisher:
             return edition.bodies[form, True]
 
     def rendered(self, form: str, *, zipped: bool = False) -> bytes | None:
-        """Return the text if it is already rendered, otherwise None. Needs no lock and does not wait."""
+        """Returns the text if it is already rendered, otherwise None. Needs no lock and does not wait."""
         edition = self._edition
         if edition is None or edition.key != self._version():
             return None

@@ -12,12 +12,12 @@ from gpu_exporter.common.model.rows import UNKNOWN, Row
 from gpu_exporter.common.model.units import NO_PLACE, UnitId
 from gpu_exporter.common.model.views import AllocationView, GpuView, View
 
-FAULTS = frozenset(("throttled", "stalled", "lost", "missing", "hung", "stale"))  # acted on without a cause
-IN_USE_INTERVALS = 3  # sampling intervals: a unit that was busy within them is in use, although it rests at this moment
+FAULTS = frozenset(("throttled", "stalled", "lost", "missing", "hung", "stale"))  # have an advice without a cause
+IN_USE_INTERVALS = 3  # a unit that was busy within this number of sampling intervals counts as in use
 
 
 def list_rows(view: View) -> list[Row]:
-    """The rows in the order of the GPUs. MIG instances come after their board."""
+    """Returns the rows in the order of the GPUs. MIG instances come after their board."""
     rows: list[Row] = []
     by_unit: dict[UnitId, list[AllocationView]] = {}
     for allocation in view.allocations:
@@ -28,7 +28,7 @@ def list_rows(view: View) -> list[Row]:
 
 
 def _once_per_holder(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows, each advice only in the first row of its holder."""
+    """Yields the rows. Only the first row of a holder keeps an advice that is repeated."""
     said: set[tuple[str, str]] = set()
     for row in rows:
         yield row._replace(advice="") if (row.holder, row.advice) in said else row
@@ -36,7 +36,7 @@ def _once_per_holder(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def by_waste(rows: Iterable[Row]) -> list[Row]:
-    """Sort rows with a holder by idle time or stall, the longest first. All other rows keep their order."""
+    """Sorts rows with a holder by idle or stalled time, the longest first. All other rows keep their order."""
     return sorted(rows, key=lambda row: -row.wasted_s)
 
 
@@ -58,7 +58,7 @@ def _gpu_rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationVie
 
 
 def describe_unheld(gpu: GpuView, view: View, mig_uuid: str = "") -> tuple[str, str]:
-    """The state of a GPU or MIG instance without a holder, and the reason if it is not free.
+    """Returns the state of a GPU or MIG instance without a holder, and the reason if it is not free.
 
     It is free only if every source has answered and no program uses it. Without sources, the state is unknown.
     """
@@ -71,7 +71,7 @@ def describe_unheld(gpu: GpuView, view: View, mig_uuid: str = "") -> tuple[str, 
 
 
 def _describe_use(gpu: GpuView, view: View, mig_uuid: str) -> str:
-    """Tell people how a unit without a holder is used; "" if the last readings show no use."""
+    """Returns a text with the use of a unit without a holder; "" if the last readings show no use."""
     if not gpu.snapshot.up or gpu.withheld:
         return ""
     instance = next((each for each in gpu.snapshot.instances if each.uuid == mig_uuid), None)
@@ -85,7 +85,7 @@ def _describe_use(gpu: GpuView, view: View, mig_uuid: str) -> str:
 
 
 def _judge_row(gpu: GpuView, allocation: AllocationView | None, unheld: tuple[str, str]) -> tuple[str, str]:
-    """The state of a row, and the reason. `unheld`: the state and reason to return if the unit has no holder."""
+    """Returns the state of a row, and the reason. `unheld`: state and reason of a unit without a holder."""
     if gpu.snapshot.away:
         return "away", gpu.snapshot.error
     if gpu.hung:
@@ -164,7 +164,7 @@ def _row(
 
 
 def describe_causes(causes: Causes) -> tuple[str, str, str]:
-    """The most certain cause with its confidence, its evidence, and its advice.
+    """Returns the most certain cause with its confidence, its evidence, and its advice.
 
     Without a cause: `unknown`, and the data that would be needed to find one. All are "" if the state needs no cause.
     """

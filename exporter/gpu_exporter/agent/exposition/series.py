@@ -50,7 +50,7 @@ class _Table:
 
 
 def list_series(view: View) -> list[Series]:
-    """All series of one view."""
+    """Returns all series of one view."""
     table = _Table()
     _add_self(table, view)
     held = {allocation.allocation.unit.uuid for allocation in view.allocations}
@@ -136,7 +136,7 @@ def _add_totals(
 
 
 def allocation_place(view: AllocationView) -> tuple[str, ...]:
-    """The values of ALLOCATION_LABELS."""
+    """Returns the values of ALLOCATION_LABELS."""
     unit, holder = view.allocation.unit, view.allocation.holder
     return (
         str(view.gpu),
@@ -258,7 +258,7 @@ def _count_unattributed(view: View) -> int:
 
 
 def _collector_outcomes(view: View) -> Iterator[tuple[str, float, float]]:
-    """The result of each collector over all read GPUs: name, 1 (no GPU failed) or 0, longest duration (seconds)."""
+    """Yields the result of each collector over all GPUs: name, 1 (no GPU failed) or 0, longest duration in seconds."""
     outcomes: dict[str, tuple[bool, float]] = {}
     for found in (view.status.outcomes, *(gpu.snapshot.outcomes for gpu in view.gpus)):
         for outcome in found:

@@ -10,14 +10,14 @@ from gpu_exporter.common.web.hosts import is_expected, own_names
 from gpu_exporter.common.web.request import Request
 from gpu_exporter.common.web.server import TEXT, Reply
 
-METRICS = "/api/v1/metrics"  # is always served, also with another --web.telemetry-path
+METRICS = "/api/v1/metrics"  # always served, also with another --web.telemetry-path
 HOST_MAX = 253
 MISDIRECTED = b"%s is not a known name of this machine: use its IP address, or add the name to --web.hosts\n"
 FORMS = {"/": "page", "/api/v1/status": "json", "/api/v1/table": "table", "/api/v1/holders": "holders"}
 
 
 class ExporterSite:
-    """Answers requests. Safe to call from several threads."""
+    """Answers requests. Thread-safe."""
 
     def __init__(
         self,
@@ -26,7 +26,9 @@ class ExporterSite:
         telemetry_path: str = "/metrics",
         hosts: Collection[str] = (),
     ) -> None:
-        """`hosts`: Host names that requests for status page, JSON and tables may use beside the machine's own names."""
+        """`hosts`: further Host names that requests for status page, JSON and tables may use, beside the machine's own
+        names.
+        """
         self._publisher = publisher
         self._readiness = readiness
         self._telemetry_path = telemetry_path
@@ -34,7 +36,7 @@ class ExporterSite:
         self._hosts = own_names() | {host.lower() for host in hosts}
 
     def answer_at_once(self, request: Request) -> Reply | None:
-        """Return the reply if it needs no rendering (probes, unknown pages, rendered texts), otherwise None."""
+        """Returns the reply if it needs no rendering (probes, unknown pages, rendered texts), otherwise None."""
         if request.path == "/-/healthy":
             return Reply(200, TEXT, b"gpu-exporter is healthy\n")
         if request.path == "/-/ready":

@@ -1,4 +1,4 @@
-"""Renders a view as a table for a terminal: each GPU's holder and use, and the reason if the GPU is not used."""
+"""Renders a view as a table for a terminal: each GPU's holder and use, and why the GPU is not used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpu_exporter.common.plain import layout, one_line
 
 
 def render_table(view: View) -> str:
-    """Return a table with one line for each allocation, and for each GPU without a holder. Ends with a newline."""
+    """Returns a table with one line for each allocation, and for each GPU without a holder. Ends with a newline."""
     lines = layout(NAMES, [row.texts for row in list_rows(view)], NUMBERS)
     if not view.status.driver_up:
         what = "no GPU data" if view.status.expects_gpus else "no GPU is expected to answer here"

@@ -1,7 +1,7 @@
 """Renders series as Prometheus text 0.0.4 or OpenMetrics 1.0.
 
 Formats: prometheus.io/docs/instrumenting/exposition_formats and the OpenMetrics specification. The part of a line
-before its value is rendered once per (family, labels) and kept, because labels rarely change between two scrapes.
+before its value is rendered once for each (family, labels) and kept, because labels rarely change between two scrapes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from gpu_exporter.common.plain import encodable, shorten
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 MAX_LABEL_VALUE = 256  # characters; names of pods and jobs are shorter, longer (hostile) names are cut
-SPARE_PREFIXES = 512  # kept beyond twice the current lines, so that short-lived holders cause no sweep
+SPARE_PREFIXES = 512  # kept beyond twice the current lines, so that short-lived holders do not trigger _forget
 
 
 def escape_label(value: str) -> str:
-    """Escape a label value for both formats. Cut it if it is too long, because users choose names."""
+    """Escapes a label value for both formats. Cuts it if it is too long, because users choose names."""
     return shorten(encodable(value), MAX_LABEL_VALUE).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def format_value(value: float) -> str:
-    """The shortest text that parses to the same number. Whole numbers have no fraction."""
+    """Returns the shortest text that parses to the same number. Whole numbers have no fraction."""
     if value == math.floor(value) and abs(value) < 1e15:
         return str(int(value))
     return repr(value)
@@ -40,10 +40,10 @@ class TextRenderer:
     def render(
         self, series: Sequence[Series], *, openmetrics: bool = False, names: frozenset[str] = frozenset()
     ) -> str:
-        """Return the text of `series`, with `names` only the series of these metric families."""
+        """Returns the text of `series`. `names`: only these metric families, all if empty."""
         out: list[str] = []
         prefixes = self._prefixes
-        lines = 0  # of all families, so that a request for a few families causes no sweep
+        lines = 0  # of all families, so that a request for a few families does not trigger _forget
         for family, label_names, rows in series:
             lines += len(rows)
             if names and family.name not in names:
@@ -62,7 +62,7 @@ class TextRenderer:
         return "".join(out)
 
     def _forget(self, series: Sequence[Series]) -> None:
-        """Drop the prefixes of holders that are gone."""
+        """Forgets the beginnings of lines of holders that are gone."""
         present = {(family.name, labels) for family, _, rows in series for labels, _ in rows}
         self._prefixes = {key: prefix for key, prefix in self._prefixes.items() if key in present}
 
@@ -77,6 +77,6 @@ class TextRenderer:
 
 
 def _render_prefix(name: str, label_names: tuple[str, ...], labels: tuple[str, ...]) -> str:
-    """Return `name{a="b"} ` without empty labels, because an empty label is the same as an absent label."""
+    """Returns `name{a="b"} ` without empty labels, because an empty label is the same as an absent label."""
     pairs = ",".join(f'{key}="{escape_label(value)}"' for key, value in zip(label_names, labels, strict=True) if value)
     return f"{name}{{{pairs}}} " if pairs else f"{name} "

@@ -1,4 +1,6 @@
-"""Publishes the report of a holder's training loop, as series and as JSON. The job writes it, so it is only a claim."""
+"""Publishes the report of a holder's training loop, as series and as JSON. The job writes the report: it is only a
+claim.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ FAMILIES = (STEPS, STEP, PHASES, LATE)
 
 
 def list_training(training: TrainingView) -> Iterator[tuple[Family, float | None, tuple[str, ...]]]:
-    """Yield the metric family, value and additional labels of each series of one allocation."""
+    """Yields the metric family, value and additional labels of each series of one allocation."""
     yield STEPS, float(training.steps), ()
     yield STEP, training.step_s, ()
     for phase, seconds in training.seconds.items():
@@ -47,7 +49,7 @@ def list_training(training: TrainingView) -> Iterator[tuple[Family, float | None
 
 
 def describe_training(training: TrainingView | None) -> dict[str, Any] | None:
-    """All of it, as JSON; None without a report."""
+    """Returns the whole report as JSON, None without a report."""
     if training is None:
         return None
     pace = training.pace

@@ -1,4 +1,4 @@
-"""Runs all parts of one node: driver, one loop per GPU, the sources of holders, diagnosis, state file."""
+"""Runs all parts of one node: driver, one loop for each GPU, the sources of holders, diagnosis, state file."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from gpu_exporter.common.threads import start
 
 log = logging.getLogger(__name__)
 PATIENCE_S = 2.0  # how long one source of holders may delay the answers of the others
-LATE_S = 60.0  # beside three intervals: how long a poll of the sources may take until it is reported
+LATE_S = 60.0  # a poll of the sources that takes longer than this plus three intervals is reported
 STOP_S = 0.5  # how long all loops together may take to end
 
 
 class Agent:
-    """Everything that runs until it is asked to stop."""
+    """Runs all parts of one node until it is asked to stop."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Agent:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Restore what the state file proves and start the threads."""
+        """Restores the counters from the state file, and starts the threads."""
         reason = self.node.restore()
         if reason:
             log.info("counters start at 0: %s", reason)
@@ -105,7 +105,7 @@ class Agent:
         self._threads.append(thread)
 
     def stop(self) -> None:
-        """Stop all threads and save the state. If a driver call hangs, the driver is not closed."""
+        """Stops all threads and saves the state. Does not close the driver if a driver call hangs."""
         self._stop.set()
         if self._kernel_log is not None:
             self._kernel_log.ask_to_stop()
@@ -120,14 +120,14 @@ class Agent:
             self._state.release()
 
     def _list_gpus(self) -> dict[str, str]:
-        """The known UUIDs of GPUs by PCI slot, lost GPUs included."""
+        """Returns the UUIDs of all known GPUs by PCI slot, including lost GPUs."""
         placed = self._runtime.place(self.devices.observe())
         identities = [each.snapshot.identity for each in placed.values()]
         named = (identity for identity in identities if identity.uuid and identity.pci_bus_id)
         return {slot_of(identity.pci_bus_id): identity.uuid for identity in named}
 
     def _expects_gpus(self) -> bool:
-        """Whether this node should have a GPU. If so, a driver that does not answer is a fault."""
+        """Returns whether this node should have a GPU. If so, a driver that does not answer is a fault."""
         inventory = self._runtime.inventory.value
         expected = count_expected(self.devices.observe(), inventory)
         return expected > 0 or any(driver == UNBOUND for driver, _ in inventory.unmanaged())
@@ -142,13 +142,13 @@ class Agent:
             self.devices.progress.clear()
         while not self._stop.is_set():
             with self._polling:
-                # the poll comes first: a process that started after the answer is judged at the next poll
+                # The poll comes first: a process that started after the answer is judged at the next poll.
                 self._runtime.settle(self._runtime.poller.poll())
             self._first_poll.set()
             self._clock.wait(self._stop, self._settings.attribution.interval)
 
     def is_complete(self) -> bool:
-        """Whether the first cycle is complete: driver queried, each GPU read or hung, each source polled."""
+        """Returns whether the first cycle is complete: driver queried, each GPU read or hung, each source polled."""
         return self._first_poll.is_set()
 
     def readiness(self) -> tuple[bool, str]:
@@ -157,10 +157,12 @@ class Agent:
         return False, "first cycle is not complete yet"
 
     def version(self) -> tuple[int, int]:
-        """A value that changes with every snapshot and poll, and every second, because the ages in the view grow."""
+        """Returns a value that changes with every snapshot and poll, and every second, because the ages in the view
+        grow.
+        """
         return self.node.version(), int(self._clock.monotonic())
 
     def view(self) -> View:
-        """The node as it is known at this moment. Changes nothing."""
+        """Returns the present state of the node. Changes nothing."""
         logged = self._kernel_log.outcome if self._kernel_log else None
         return self._runtime.view([logged] if logged else ())

@@ -37,9 +37,9 @@ def collect(
     *,
     once: bool,
 ) -> int:
-    """Collect until a signal, or with `once` for one round. Returns the exit code. Raises OSError, ValueError.
+    """Collects until a signal, or one round with `once`. Returns the exit code. Raises OSError, ValueError.
 
-    `slurmrestd`: the address of slurmrestd and the file of its token; None to use Slurm's commands.
+    `slurmrestd`: its address, and the file of its token; None to use Slurm's commands.
     """
     run, task, own = _build(slurmrestd, directory, each_s), Task(TASK), OwnMetrics("gpu_exporter")
     if once:
@@ -64,10 +64,10 @@ def _build(slurmrestd: tuple[Address, Path] | None, directory: Path | None, each
 def collect_beside(
     host: Site, registry: CollectorRegistry, address: str, web_config: Path | None
 ) -> tuple[HttpServer, Task]:
-    """Run a collector inside another process, in a separate thread, until the process ends.
+    """Runs a collector inside another process, in a separate thread, until the process ends. Returns server and task.
 
-    Serves `host` and the collector's answers at `[host]:port`. `registry`: gets the collector's own metrics. Returns
-    the server and the task. Raises OSError, ValueError.
+    Serves `host` and the collector's answers at `address`. `registry`: gets the collector's own metrics. Raises
+    OSError, ValueError.
     """
     run, task = _build(None, None, EACH_S), Task(TASK)
     registry.register(CollectorMetrics(run))

@@ -24,7 +24,7 @@ from gpu_exporter.common.plain import one_line
 from gpu_exporter.common.threads import start
 from gpu_exporter.common.version import VERSION
 
-GAPS_MAX = 8  # gaps that are listed at the prompt
+GAPS_MAX = 8  # most gaps to print at the prompt
 ANSWER_MAX = 64 * 2**20  # bytes; the largest page of a node has about 2 MiB
 ANSWER_S = 10.0
 EXITS = {"ok": Exit.DONE, "none_expected": Exit.DONE, "partial": Exit.PARTIAL, "no_data": Exit.NO_DATA}
@@ -40,7 +40,7 @@ ACCEPT = {"openmetrics": "Accept: application/openmetrics-text\r\n"}
 
 
 def render(view: View, form: str) -> str:
-    """Render the view in one of the formats of PATHS. Loads only the modules that this format needs."""
+    """Returns the view in one of the formats of PATHS. Loads only the modules that this format needs."""
     if form == "json":
         from gpu_exporter.agent.exposition.json_format import render_json
 
@@ -60,11 +60,11 @@ def render(view: View, form: str) -> str:
 
 
 class DaemonUnreadable(ForeignError):
-    """A daemon runs on this node, but does not answer this process. The text has the reason and the remedy."""
+    """A daemon runs on this node, but does not answer this process. The text contains the reason and the remedy."""
 
 
 def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | None:
-    """Get the output from the daemon on this node, which has data of more than one cycle. None if no daemon runs.
+    """Returns the output of the daemon on this node, which has data of more than one cycle. None if no daemon runs.
 
     Raises DaemonUnreadable.
     """
@@ -97,7 +97,7 @@ def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | No
 
 
 def _group_of(socket_path: Path) -> str:
-    """`, only for group NAME`, or "" if the group cannot be read."""
+    """Returns `, only for group NAME`, or "" if the group cannot be read."""
     try:
         return f", only for group {socket_path.group()}"
     except (OSError, KeyError):  # a parent folder is closed too, or the group has no name
@@ -114,7 +114,7 @@ def run_once(
     *,
     devices_only: bool = False,
 ) -> int:
-    """Print or write one output, and return the exit code.
+    """Prints or writes one output. Returns the exit code.
 
     `devices_only`: the sources of holders do not affect the exit code.
     """
@@ -155,7 +155,7 @@ def run_once(
 
 
 def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
-    """Like `_conclude`, for the JSON status of a running exporter, which may have another version."""
+    """Does the same as `_conclude` for the JSON status of a running exporter, which may have another version."""
     try:
         data = json.loads(status)
         health, gaps = (data.get(f"devices_{key}" if devices_only else key) for key in ("health", "gaps"))
@@ -174,9 +174,8 @@ def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
 
 
 def _conclude(health: str, reason: str, warnings: Iterable[str], gaps: Sequence[str] = ()) -> int:
-    """Print the warnings and the problem for the user, and return the exit code.
-
-    `gaps`: the missing parts of a partial view.
+    """Prints the warnings and the problem for the user. Returns the exit code. `gaps`: the missing parts of a partial
+    view.
     """
     for warning in warnings:
         _say(f"warning: {warning}")
@@ -205,7 +204,7 @@ def _deliver(body: str, output: Path | None) -> None:
 
 
 def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int:
-    """Print the error in one line. Write it to a textfile too, so that the old values do not remain there."""
+    """Prints the error in one line. Also writes it to a textfile, so that the old values do not remain there."""
     if output is not None:
         status = AgentStatus(VERSION, backend_name, False, reason, 0, 0, 0.0, None, driver_missed=True)
         write_atomically(output, render(View(0.0, status, (), ()), form).encode())

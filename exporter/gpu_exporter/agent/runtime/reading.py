@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from gpu_exporter.common.clock import Clock
     from gpu_exporter.common.config.defaults import Settings
 
-TOO_NEW = "seen for only "  # of judge_state
+TOO_NEW = "seen for only "  # begin of a text of judge_state
 ONE_READING = "one reading: states need a running exporter with the same --state.directory"
 
 
 def make_readers(
     settings: Settings, backend: Backend, clock: Clock, enabled: Collection[str], timeout_s: float
 ) -> Readers:
-    """Make readers of all GPUs. `enabled`: names of collectors. `timeout_s`: timeout of the whole reading."""
+    """Returns readers of all GPUs. `enabled`: names of collectors. `timeout_s`: timeout of the whole reading."""
 
     def make_sampler(device: Device) -> DeviceSampler:
         from gpu_exporter.agent.collectors import registry
@@ -44,11 +44,10 @@ def take_one_view(
     clock: Clock,
     host: Host | None = None,
 ) -> View:
-    """Make one view from the GPUs and sources that answer in time. `reading` may have been started before.
+    """Returns one view of the GPUs and sources that answer in time. `reading` may already have been started.
 
-    No state can be judged from one reading, so its evidence says what a state needs.
-
-    Raises DriverUnavailable if a GPU is expected.
+    One reading proves no state, so the evidence tells what a state needs. Raises DriverUnavailable if a GPU is
+    expected.
     """
     reading.wait_open()
     # Loaded while the GPUs are read.

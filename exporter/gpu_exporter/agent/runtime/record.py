@@ -1,4 +1,4 @@
-"""Runs `record`: reads the GPUs as the exporter does for a while, and saves every answer of the driver."""
+"""Runs `record`: reads the GPUs for a while, as the exporter does, and saves every answer of the driver."""
 
 from __future__ import annotations
 
@@ -50,8 +50,10 @@ RENDER = {"table": _render_table, "json": _render_json}
 class RecordingRequest(NamedTuple):
     """A request to record.
 
-    `path`: the file to write. `interval_s`: seconds between two cycles. `hashed`: replace UUIDs by hashes. `form`:
-    format of the printed summary, table or json.
+    - `path`: the file to write.
+    - `interval_s`: seconds between two cycles.
+    - `hashed`: replace UUIDs by hashes.
+    - `form`: format of the printed summary, table or json.
     """
 
     path: Path
@@ -62,7 +64,7 @@ class RecordingRequest(NamedTuple):
 
 
 def record(wish: RecordingRequest, settings: Settings) -> int:
-    """Record until the duration is over or a signal comes, write the file, print a summary. Returns the exit code.
+    """Records until the duration is over or a signal comes, writes the file, prints a summary. Returns the exit code.
 
     Raises OSError.
     """

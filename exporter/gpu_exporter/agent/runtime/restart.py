@@ -1,8 +1,8 @@
 """Restarts the process after the driver was replaced, because the loaded library no longer fits the kernel module.
 
-In a container, the library is mounted when the container starts, so the container must be restarted: the process exits,
-and the kubelet restarts the container. On a host, the process replaces itself once. After a second mismatch soon
-afterwards, the process exits, and the service manager must restart it.
+In a container, the library is mounted when the container starts, so the container must restart: the process exits, and
+the kubelet restarts the container. On a host, the process replaces itself once. After a second mismatch within AGAIN_S
+the process exits, and the service manager must restart it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONTAINER_FILES = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
 
 def is_container() -> bool:
-    """Whether this process runs in a container of Kubernetes, Docker, Podman or systemd-nspawn."""
+    """Returns whether this process runs in a container of Kubernetes, Docker, Podman or systemd-nspawn."""
     return (
         "KUBERNETES_SERVICE_HOST" in os.environ
         or "container" in os.environ
@@ -30,7 +30,7 @@ def is_container() -> bool:
 
 
 def restarted_lately(wall: float) -> bool:
-    """Whether `restart_or_exit` started this process less than AGAIN_S before `wall` (Unix seconds)."""
+    """Returns whether `restart_or_exit` started this process less than AGAIN_S before `wall` (Unix seconds)."""
     try:
         return 0 <= wall - float(os.environ.get(MARK, "")) < AGAIN_S
     except ValueError:
@@ -38,7 +38,7 @@ def restarted_lately(wall: float) -> bool:
 
 
 def restart_or_exit(action: str, wall: float) -> int:
-    """Replace this process by a new one, or return an exit code.
+    """Replaces this process by a new one, or returns an exit code.
 
     `action`: "restart", "exit", or "auto" to exit in a container and restart elsewhere. `wall`: Unix seconds.
     """

@@ -1,4 +1,4 @@
-"""Connects the parts of one node: polls, judgement, status, view. For the daemon and for `--once`."""
+"""Connects the parts of one node: polls, judgement, status, view. Used by the daemon and by `--once`."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ class ReadDevices(Protocol):
     """The interface to the GPUs: DeviceManager reads each in a loop, Readers reads each once."""
 
     def observe(self) -> DriverView:
-        """The results of the driver so far."""
+        """Returns the results of the driver so far."""
 
     def is_missed(self) -> bool:
-        """Whether the driver should answer but does not (AgentStatus.driver_missed)."""
+        """Returns whether the driver should answer but does not (AgentStatus.driver_missed)."""
 
     def sample_interval_s(self) -> float:
-        """The longest present interval between two readings of a GPU."""
+        """Returns the longest present interval between two readings of a GPU, in seconds."""
 
     def error_counts(self) -> Counter[tuple[str, str]]:
-        """Failed calls, by call and error."""
+        """Returns the number of failed calls, by call and error."""
 
     def outcomes(self) -> tuple[CollectorOutcome, ...]:
-        """Outcomes of collectors that work outside the device cycles."""
+        """Returns the outcomes of collectors that work outside the device cycles."""
 
     def without_persistence(self) -> int:
-        """How many GPUs have persistence mode off."""
+        """Returns the number of GPUs with persistence mode off."""
 
 
 class Runtime:
-    """It starts no thread, except for the one poll of `run_once`."""
+    """The parts of one node. Starts no thread, except for the one poll of `run_once`."""
 
     devices: ReadDevices
 
@@ -82,7 +82,7 @@ class Runtime:
             settings, clock, state, host.processes, asks_slurm=any(s.name == "slurm" for s in sources)
         )
         tenants = self.node.ledger.tenants
-        tenants.first_s = max(tenants.first_s, 2 * publishing.interval_s)  # so that two textfiles have the 0
+        tenants.first_s = max(tenants.first_s, 2 * publishing.interval_s)  # two textfiles then contain the 0
         directory = state.path.parent if state is not None else host.directory
         boot_id = read_boot_id()
         self.inventory = InventoryKeeper(ExpectedDevices(directory, boot_id), host.sysfs, backend.vendor, boot_id)
@@ -92,12 +92,12 @@ class Runtime:
         self.diagnosis = NodeDiagnosis(settings, clock, self.node, self._gather, works)
 
     def place(self, driver: DriverView) -> dict[str, Placed]:
-        """The GPUs as they are shown at this moment."""
+        """Returns the GPUs as they are shown at this moment, by key (see node/place.py)."""
         known = self.node.known()
         return place(driver, self.inventory.value, known, self._clock.monotonic(), self._clock.wall())
 
     def settle(self, grants: Sequence[Grant]) -> None:
-        """Update the holders after a poll of the sources, and report the result for each grant to the poller."""
+        """Updates the holders after a poll of the sources, and reports the result for each grant to the poller."""
         driver, processes = self.devices.observe(), self._host.processes
         placed, expected = self.place(driver), count_expected(driver, self.inventory.value)
         owners = processes.read([each.snapshot for each in placed.values()]) if processes is not None else None
@@ -118,7 +118,9 @@ class Runtime:
         return self.node.standings(records)
 
     def view(self, outcomes: Iterable[CollectorOutcome] = ()) -> View:
-        """The view of this moment. Changes nothing. `outcomes`: results of collectors that do not read a GPU."""
+        """Returns the view of this moment. Changes nothing. `outcomes`: results of collectors that do
+        not read a GPU.
+        """
         driver = self.devices.observe()
         records = self.diagnosis.complete(self.node.records(self.place(driver)))
         return build_view(records, self._status(driver, outcomes), self.diagnosis.findings, self.node.view_rules)
@@ -153,7 +155,7 @@ class Runtime:
         )
 
     def run_once(self, reading: Readers) -> View:
-        """Make one view from the GPUs and sources that answer in time; empty on a node without GPUs.
+        """Returns one view of the GPUs and sources that answer in time; empty on a node without GPUs.
 
         Before the call, the driver must have opened or failed. Raises DriverUnavailable if a GPU is expected.
         """

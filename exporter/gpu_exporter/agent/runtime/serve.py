@@ -31,7 +31,9 @@ SOCKET_NAME = "gpu-exporter.sock"
 
 
 class ProcessSeries:
-    """The process_* series of prometheus_client. They are read every PROCESS_REFRESH_S, so no scrape reads /proc."""
+    """The process_* series of prometheus_client. They are read every PROCESS_REFRESH_S, so that no
+    scrape reads /proc.
+    """
 
     def __init__(self) -> None:
         self._collector = ProcessCollector(registry=CollectorRegistry())
@@ -51,13 +53,13 @@ class ProcessSeries:
 
 
 def hold_signals() -> None:
-    """Ignore SIGUSR1 and SIGHUP until `release_on_signal` handles them. By default, they would end the process."""
+    """Ignores SIGUSR1 and SIGHUP until `release_on_signal` handles them. By default, they would end the process."""
     for number in (signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def release_on_signal(agent: Agent) -> None:
-    """Release the driver on SIGUSR1, and open it again on SIGHUP.
+    """Releases the driver on SIGUSR1, and opens it again on SIGHUP.
 
     Another thread handles SIGTERM, because these driver calls may hang.
     """
@@ -65,7 +67,7 @@ def release_on_signal(agent: Agent) -> None:
 
 
 def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
-    """Return an event that is set when `stop` is set or the driver was replaced."""
+    """Returns an event that is set when `stop` is set or the driver was replaced."""
     either = threading.Event()
 
     def wait(event: threading.Event) -> None:
@@ -78,9 +80,9 @@ def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
 
 
 def _end(agent: Agent, stop: threading.Event) -> bool:
-    """Stop the agent. Returns whether a new process must take over.
+    """Stops the agent. Returns whether a new process must take over.
 
-    Returns False if `stop` is set, because then a user or the system requested the end.
+    Returns False if `stop` is set, because a user or the system then requested the end.
     """
     agent.stop()
     return agent.driver.replaced.is_set() and not stop.is_set()
@@ -95,7 +97,7 @@ def serve(
     web_config: Path | None = None,
     hosts: Collection[str] = (),
 ) -> bool:
-    """Serve until a signal comes, or until the driver was replaced.
+    """Serves until a signal comes, or until the driver was replaced.
 
     Returns True if the driver was replaced, so that a new process must take over. Raises ValueError, and OSError if the
     server cannot listen on the address.
@@ -128,7 +130,7 @@ def serve(
 
 
 def write_textfiles(agent: Agent, path: Path, interval_s: float) -> bool:
-    """Write the metrics to a textfile at intervals, without HTTP. Ends and returns as `serve` does.
+    """Writes the metrics to a textfile at intervals, without HTTP. Ends and returns as `serve` does.
 
     The file has no process_* series, because node_exporter publishes its own series under these names and refuses
     duplicates. The file of the previous run remains until the first cycle is complete, so that no GPU is missing after

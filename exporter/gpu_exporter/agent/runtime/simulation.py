@@ -27,7 +27,7 @@ class Simulation(NamedTuple):
 
 
 def build_simulation(scenario: Scenario, clock: Clock, sample_period_s: float = 0.2) -> Simulation:
-    """The parts of one scenario, on one clock."""
+    """Returns the parts of one scenario, on one clock."""
     stage = ScenarioTime(scenario, clock, sample_period_s)
 
     def read_grants() -> Sequence[Grant]:
@@ -37,7 +37,7 @@ def build_simulation(scenario: Scenario, clock: Clock, sample_period_s: float = 
 
 
 class SimulatedHost:
-    """Returns the host data of a scenario's holders. The work of the last minutes is unknown."""
+    """Reports the host data of a scenario's holders. The work of the last minutes is unknown."""
 
     works: HostWorks | None = None
 
@@ -47,14 +47,14 @@ class SimulatedHost:
         self.tasks = (Task("host"),)
 
     def run(self, stop: threading.Event, node: HostNode) -> None:
-        """Look until `stop`."""
+        """Reports host data at intervals until `stop`."""
         while not stop.is_set():
             with self.tasks[0]:
                 self.look(node)
             self._stage.clock.wait(stop, TICK_S)
 
     def look(self, node: HostNode) -> None:
-        """One look at each holder that does not use its GPUs well."""
+        """Reports the host data of each holder that does not use its GPUs well, and of each training loop."""
         start, self._looked = self._looked, self._stage.clock.monotonic()
         holders = {_who(holder): holder for holder in self._stage.scenario.holders_at(self._stage.now())}
         for subject in node.list_subjects():

@@ -1,4 +1,4 @@
-"""Defines how an agent reads its host (beside the driver), and how it publishes its results."""
+"""Defines how an agent reads its host, and how it publishes its results."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class HostReader(Protocol):
 class Host(NamedTuple):
     """How the agent reads the host, beside the driver.
 
-    `sysfs`: the PCI bus, None if the GPUs are not GPUs of this host. `processes`: looks up the owners of the processes
-    on each GPU, None if owners are unknown. `kmsg`: the kernel log, None to leave it unread. `reader`: reads the
-    holders' work on the host, None if that is unknown. `directory`: place of the list of GPUs and of the key that hides
-    users' names, if no state file is kept.
+    - `sysfs`: the PCI bus, None if the GPUs are not GPUs of this host.
+    - `processes`: looks up the owners of the processes on each GPU, None if owners are unknown.
+    - `kmsg`: the kernel log, None to leave it unread.
+    - `reader`: reads the holders' work on the host, None if unknown.
+    - `directory`: if no state file is kept, the directory for the list of GPUs and for the key that hides users' names.
     """
 
     sysfs: Path | None = None
@@ -44,8 +45,9 @@ class Host(NamedTuple):
 class Publishing(NamedTuple):
     """How the agent publishes.
 
-    `note`: text for the status page. `interval_s`: interval at which a textfile is written, 0 without a textfile.
-    `driver_period_max_s`: longest sample period of the driver.
+    - `note`: text for the status page.
+    - `interval_s`: seconds between two writes of a textfile, 0 without a textfile.
+    - `driver_period_max_s`: longest sample period of the driver in seconds.
     """
 
     note: str = ""

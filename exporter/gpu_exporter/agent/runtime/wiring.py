@@ -7,7 +7,9 @@ from gpu_exporter.common.config.defaults import Settings
 
 
 def activity_rules(settings: Settings, driver_period_max_s: float = 1.0) -> ActivityRules:
-    """The settings that sampling needs. `driver_period_max_s`: the driver's longest sample period (ActivityRules)."""
+    """Returns the settings that sampling needs. `driver_period_max_s`: the driver's longest sample period
+    (ActivityRules).
+    """
     ledger = settings.ledger
     return ActivityRules(
         interval_s=settings.sampling.interval,
