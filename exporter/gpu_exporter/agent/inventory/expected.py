@@ -26,7 +26,7 @@ class UnusableList(Exception):
 
 
 class ExpectedDevice(NamedTuple):
-    """One GPU that answered on this host before."""
+    """One GPU that answered on this host before. `position`: in the driver's list."""
 
     uuid: str
     pci_bus_id: str
@@ -49,7 +49,7 @@ class ExpectedDevices:
         self._problem = ""  # of the file, as it was logged
 
     def load(self) -> None:
-        """Load the file, or later apply the removals by `forget`. An invalid file is logged and ignored."""
+        """Loads the file. In later calls, applies the removals by `forget`. Logs and ignores an invalid file."""
         stamp = self._read_stamp()
         if self._path is None or stamp is None or stamp == self._stamp:
             return
@@ -73,7 +73,7 @@ class ExpectedDevices:
         self._stamp = stamp
 
     def note(self, present: Iterable[ExpectedDevice]) -> bool:
-        """Note that these GPUs answer now. Returns True if the list has changed; the caller then saves it."""
+        """Records that these GPUs answer now. Returns True if the list has changed; the caller then saves it."""
         before, kept, left_out = self.devices, dict(self.devices), self.left_out
         answering = {
             # A GPU whose address cannot be read now keeps its known address.
@@ -112,7 +112,7 @@ class ExpectedDevices:
         return not self._is_saved
 
     def save(self) -> None:
-        """Write the file by rename. Raises OSError."""
+        """Writes the file by rename. Raises OSError."""
         if self._path is None:
             self._is_saved = True
             return
@@ -138,7 +138,7 @@ class ExpectedDevices:
 
 
 def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], set[str]]:
-    """Raises UnusableList."""
+    """Reads boot id, devices, boots of the last answers, and removed addresses from the file. Raises UnusableList."""
     try:
         data = json.loads(read_kept(path, READ_MAX).decode("utf-8"))
         if data["version"] != VERSION:
@@ -148,9 +148,9 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], s
             if [type(value) for value in device] != [str, str, int, str]:
                 raise ValueError("a field of a GPU has the wrong type")
         text = json.dumps(data, ensure_ascii=False)
-        text.encode()  # a lone surrogate cannot be encoded, so no answer with it could be written
+        text.encode()  # raises ValueError for a lone surrogate, which no answer could contain
         boot_id, told, forgotten = str(data["boot_id"]), data.get("seen"), data.get("left_out")
-        # Earlier versions wrote neither: each listed GPU was present in the boot in which the file was written.
+        # Earlier versions wrote neither. Each listed GPU was present in the boot in which the file was written.
         boots = told if isinstance(told, dict) else dict.fromkeys(devices, boot_id)
         seen = {uuid: boot for uuid, boot in boots.items() if isinstance(boot, str)}
         left_out = {each for each in forgotten if isinstance(each, str)} if isinstance(forgotten, list) else set()
@@ -162,7 +162,7 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], s
 
 
 def forget(directory: Path, uuid: str) -> bool:
-    """Remove a GPU from the file. A running exporter notices the change.
+    """Removes a GPU from the file. A running exporter notices the change.
 
     Returns False if the file is missing or does not list the GPU. Raises OSError, UnusableList.
     """

@@ -28,11 +28,13 @@ class Missing(NamedTuple):
 class Inventory(NamedTuple):
     """Expected GPUs (`devices`), and GPUs on the PCI bus (`functions`).
 
-    `forgotten`: UUIDs that an administrator removed while their GPUs did not answer. `left_out`: PCI addresses of GPUs
-    that an administrator removed. `managed`: name of the kernel driver whose GPUs the exporter reads. `seen`: UUIDs of
-    `devices` that were up in this boot. `failed`: addresses of GPUs that the driver failed to start since they last
-    answered. `proven`: PCI device ids; a card with such an id has answered for PROVEN_S. `is_loaded`, `is_subset`: as
-    in pci.py.
+    - `forgotten`: UUIDs that an administrator removed while their GPUs did not answer.
+    - `left_out`: PCI addresses of GPUs that an administrator removed.
+    - `managed`: name of the kernel driver whose GPUs the exporter reads.
+    - `seen`: UUIDs of `devices` that were up in this boot.
+    - `failed`: addresses of GPUs that the driver failed to start since they last answered.
+    - `proven`: PCI device ids of which a card has answered for PROVEN_S.
+    - `is_loaded`, `is_subset`: as in pci.py.
     """
 
     devices: tuple[ExpectedDevice, ...] = ()
@@ -47,7 +49,9 @@ class Inventory(NamedTuple):
     is_subset: bool = False
 
     def standing(self, address: str) -> Standing:
-        """Why a GPU does not answer or is not in the driver's list: missing, away, asleep or foreign (standing.py)."""
+        """Returns why a GPU does not answer or is not in the driver's list: missing, away, asleep or foreign
+        (standing.py).
+        """
         wanted = normalize_pci(address)
         function = next((each for each in self.functions if each.address == wanted), None)
         known = [each for each in self.devices if each.pci_bus_id == wanted]
@@ -65,7 +69,7 @@ class Inventory(NamedTuple):
         )
 
     def given_away(self, address: str) -> str:
-        """Why the exporter should no longer read a GPU that has answered before; "" if it should."""
+        """Returns why the exporter should no longer read a GPU that has answered before; "" if it should."""
         wanted = normalize_pci(address)
         function = next((each for each in self.functions if each.address == wanted), None)
         is_gone = not self._bound() and not self.is_loaded
@@ -78,7 +82,7 @@ class Inventory(NamedTuple):
     def missing(
         self, found: Collection[str], errors: dict[int, str], driver_error: str, listed: Iterable[str | None] = ()
     ) -> list[Missing]:
-        """The expected GPUs with a UUID that is not in `found`.
+        """Returns the expected GPUs with a UUID that is not in `found`.
 
         `errors`: by position in the driver's list, the error of each GPU that did not report its name. An error that
         explains a missing GPU is removed from this mapping. `listed`: PCI addresses in the driver's list, None for a
@@ -103,14 +107,14 @@ class Inventory(NamedTuple):
         return entries
 
     def _unseen(self, listed: Collection[str]) -> list[tuple[str, Standing]]:
-        """GPUs on the bus that have never answered and still count as missing, with their PCI address."""
+        """Returns GPUs on the bus that have never answered and still count as missing, with their PCI address."""
         known = {device.pci_bus_id for device in self.devices} | self.left_out
         others = (each.address for each in self.functions if each.address not in known and each.address not in listed)
         standings = [(address, self.standing(address)) for address in others]
         return [(address, standing) for address, standing in standings if standing.kind == "missing"]
 
     def count(self, listed: Iterable[str | None], found: Collection[str] = ()) -> int:
-        """The number of GPUs that should answer.
+        """Returns the number of GPUs that should answer.
 
         `listed`: PCI addresses in the driver's list, None for a position without an address. `found`: UUIDs in the
         list.
@@ -126,13 +130,13 @@ class Inventory(NamedTuple):
         return max(len(present) + lost, sum(a is None or not self.given_away(a) for a in places))
 
     def unmanaged(self) -> tuple[tuple[str, int], ...]:
-        """The number of GPUs of each other kernel driver."""
+        """Returns the number of GPUs of each other kernel driver, by its name."""
         others = Counter(function.driver for function in self.functions if function.driver != self.managed)
         return tuple(sorted(others.items()))
 
 
 class InventoryKeeper:
-    """Reads the list and the bus, and keeps `value` up to date. Safe to call from any thread."""
+    """Reads the list and the bus, and keeps `value` up to date. Thread-safe."""
 
     def __init__(
         self,
@@ -142,10 +146,10 @@ class InventoryKeeper:
         boot_id: str = "",
         subset: Callable[[int], bool] | None = None,
     ) -> None:
-        """`sysfs`: path of the PCI bus, None for a backend without a bus. `boot_id`: id of this boot, "" if unknown.
-
-        `subset`: replaces is_subset; takes a number of GPUs, and returns whether this container or job got only a part
-        of them.
+        """- `sysfs`: path of the PCI bus, None for a backend without a bus.
+        - `boot_id`: id of this boot, "" if unknown.
+        - `subset`: replaces is_subset; takes a number of GPUs, and returns whether this container or job got only a
+          part of them.
         """
         self._boot_id = boot_id
         self._subset = subset or (lambda bound: is_subset(bound, vendor))
@@ -157,7 +161,7 @@ class InventoryKeeper:
         self._lock = threading.Lock()
 
     def look(self) -> None:
-        """Read the list and the bus again."""
+        """Reads the list and the bus again."""
         with self._lock:
             before = set(self._expected.devices)
             self._expected.load()
@@ -169,7 +173,7 @@ class InventoryKeeper:
             self._publish(functions=self._list_functions())
 
     def note(self, up: Iterable[DeviceIdentity], now: float = 0.0) -> None:
-        """Note that these GPUs answer at `now` (monotonic seconds). Raises OSError if the list cannot be saved."""
+        """Records that these GPUs answer at `now` (monotonic seconds). Raises OSError if the list cannot be saved."""
         present = [
             ExpectedDevice(identity.uuid, normalize_pci(identity.pci_bus_id), identity.index, identity.name)
             for identity in up
@@ -190,12 +194,12 @@ class InventoryKeeper:
                 self._expected.save()
 
     def note_failed_probes(self, addresses: Collection[str]) -> None:
-        """Note the PCI addresses of GPUs that, by the kernel's log, the driver could not start."""
+        """Records the PCI addresses of GPUs that, by the kernel's log, the driver could not start."""
         with self._lock:
             self._publish(failed=self.value.failed | frozenset(map(normalize_pci, addresses)))
 
     def remember(self, uuid: str) -> None:
-        """Note that a forgotten GPU answers again."""
+        """Records that a forgotten GPU answers again."""
         if uuid in self.value.forgotten:
             with self._lock:
                 self._publish(forgotten=self.value.forgotten - {uuid})
@@ -204,7 +208,7 @@ class InventoryKeeper:
         return tuple(list_functions(self._sysfs, self._vendor) or ()) if self._sysfs is not None else ()
 
     def _publish(self, **changes: Any) -> None:
-        """`changes`: new values of fields of Inventory."""
+        """Replaces `value`. `changes`: new values of fields of Inventory."""
         value = self.value._replace(**changes)
         bound = sum(function.driver == value.managed for function in value.functions)
         self.value = value._replace(

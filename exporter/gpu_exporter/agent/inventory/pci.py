@@ -26,9 +26,10 @@ JOB = re.compile(r"/job_[0-9]+(/|$)", re.MULTILINE)  # a Slurm job in the path o
 class PciFunction(NamedTuple):
     """One GPU on the bus.
 
-    `driver`: name of the kernel driver, or UNBOUND. `kind`: PCI device id, the same for all boards of a model.
-    `override`: the only driver that may bind the GPU, "" for any driver. `asleep`: runtime power management has
-    suspended the GPU.
+    - `driver`: name of the kernel driver, or UNBOUND.
+    - `kind`: PCI device id, the same for all boards of a model.
+    - `override`: the only driver that may bind the GPU, "" for any driver.
+    - `asleep`: runtime power management has suspended the GPU.
     """
 
     address: str
@@ -39,7 +40,7 @@ class PciFunction(NamedTuple):
 
 
 def list_functions(sysfs: Path, vendor: Vendor) -> list[PciFunction] | None:
-    """All GPUs of the vendor on the bus; None if the bus cannot be read."""
+    """Returns all GPUs of the vendor on the bus, None if the bus cannot be read."""
     found: list[PciFunction] = []
     try:
         entries = sorted((sysfs / "bus/pci/devices").iterdir())
@@ -67,7 +68,7 @@ def list_functions(sysfs: Path, vendor: Vendor) -> list[PciFunction] | None:
 
 
 def is_loaded(sysfs: Path, vendor: Vendor) -> bool:
-    """Whether the vendor's kernel module is loaded."""
+    """Returns whether the vendor's kernel module is loaded."""
     return (sysfs / "module" / vendor.kernel_driver).is_dir()
 
 
@@ -78,7 +79,7 @@ def is_subset(
     device_files: Iterable[str] | None = None,
     own_cgroup: Path = Path("/proc/self/cgroup"),
 ) -> bool:
-    """Whether this container or job got only a part of the host's GPUs.
+    """Returns whether this container or job got only a part of the host's GPUs.
 
     `bound`: number of the host's GPUs that are bound to the vendor's driver. `device_files`: names in /dev; None lists
     /dev now. A container has only the device files of its own GPUs. A job's cgroup hides the other GPUs from the
@@ -95,7 +96,7 @@ def is_subset(
 
 
 def _text(path: Path) -> str:
-    """The text of a file, "" if it does not exist."""
+    """Returns the text of a file, "" if it does not exist."""
     try:
         return path.read_text("ascii", "replace").strip()
     except OSError:

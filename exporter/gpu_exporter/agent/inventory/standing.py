@@ -1,4 +1,4 @@
-"""Decides, by a table, whether a GPU that the driver does not list is missing, away, asleep or foreign. Pure.
+"""Decides by a table whether a GPU that the driver does not list is missing, away, asleep or foreign. Pure.
 
 The first row that matches decides. A GPU counts as missing until it is proven to be away. A GPU that has never answered
 here counts as missing only if the kernel shows that it should work.
@@ -17,11 +17,13 @@ PROVEN_S = 600.0  # how long a card must have answered before an unbound card of
 class Case(NamedTuple):
     """The facts about one GPU that the driver does not list.
 
-    `function`: its entry on the PCI bus, None without an entry. `managed`: name of the kernel driver whose GPUs the
-    exporter reads. `is_gone`: no GPU is bound to that driver, and its module is not loaded. `seen`: the GPU was up in
-    this boot ("now"), in an earlier one, or never. `probe_failed`: by the kernel's log, the driver could not start the
-    GPU, and the GPU has not answered since. `has_sibling`: a card with the same device id has answered for PROVEN_S.
-    `is_subset`: this container or job got only a part of the GPUs.
+    - `function`: its entry on the PCI bus, None without an entry.
+    - `managed`: name of the kernel driver whose GPUs the exporter reads.
+    - `is_gone`: no GPU is bound to that driver, and its module is not loaded.
+    - `seen`: the GPU was up in this boot ("now"), in an earlier boot, or never.
+    - `probe_failed`: by the kernel's log, the driver could not start the GPU, and the GPU has not answered since.
+    - `has_sibling`: a card with the same device id has answered for PROVEN_S.
+    - `is_subset`: this container or job got only a part of the GPUs.
     """
 
     function: PciFunction | None
@@ -96,5 +98,5 @@ TABLE: tuple[Row, ...] = (
 
 
 def judge(case: Case) -> Standing:
-    """The standing in the first row of TABLE that matches."""
+    """Returns the standing in the first row of TABLE that matches."""
     return next(standing(case) for fits, standing in TABLE if fits(case))

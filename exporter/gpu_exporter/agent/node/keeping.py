@@ -26,7 +26,7 @@ class StateKeeper:
         self.task = Task("state", LATE_S)
 
     def run(self, stop: threading.Event) -> None:
-        """Write the counters in every interval, and at once after a long idle run has ended, until `stop` is set."""
+        """Writes the counters in every interval, and at once after a long idle run has ended, until `stop` is set."""
         due = 0.0
         while not stop.is_set():
             with self.task:
@@ -47,7 +47,7 @@ class StateKeeper:
 
 
 def describe_unwritten(path: Path, error: str) -> str:
-    """Describe the effect of a state file that cannot be written, and the remedy."""
+    """Returns a message about a state file that cannot be written: the effect and the remedy."""
     return (
         f"{path}: the state file cannot be written ({error}). Counters stop increasing until a write succeeds: free "
         f"space in {path.parent}, make it writable, or start with another --state.directory"

@@ -18,28 +18,28 @@ NOT_READ = "the GPU was found, but not read yet"
 
 
 class Placed(NamedTuple):
-    """A GPU as it is shown. `hung`: a driver call has exceeded its deadline, so the GPU's values are not shown."""
+    """A GPU as it is shown. `hung`: a driver call has exceeded its deadline, so that the GPU's values are not shown."""
 
     snapshot: DeviceSnapshot
     hung: bool = False
 
 
 def position_key(index: int) -> str:
-    """The key of a GPU whose UUID is unknown."""
+    """Returns the key of a GPU whose UUID is unknown."""
     return f"#{index}"
 
 
 def address_key(address: str) -> str:
-    """The key of a GPU of which only the PCI address is known."""
+    """Returns the key of a GPU of which only the PCI address is known."""
     return f"@{address}"
 
 
 def place(
     driver: DriverView, inventory: Inventory, known: Mapping[str, DeviceIdentity], monotonic: float, wall: float
 ) -> dict[str, Placed]:
-    """Every GPU to show, ordered by NVML index. Keys: UUID, position_key or address_key.
+    """Returns every GPU to show, ordered by NVML index. Keys: UUID, position_key or address_key.
 
-    `known`: identities of the GPUs that have answered since the start.
+    `known`: by UUID, identities of the GPUs that have answered since the start.
     """
 
     def silent(identity: DeviceIdentity, reason: str, away: bool = False) -> DeviceSnapshot:
@@ -76,23 +76,23 @@ def place(
             identity = known.get(missing.identity.uuid, missing.identity)
             key = identity.uuid or address_key(identity.pci_bus_id)
             placed[key] = Placed(silent(identity, missing.reason, missing.away))
-        for index, reason in errors.items():  # the driver counts it, and it is unknown which GPU it is
+        for index, reason in errors.items():  # the driver lists a GPU here, but its identity is unknown
             placed[position_key(index)] = Placed(silent(unnamed(index), reason))
     return in_order(placed)
 
 
 def unnamed(index: int) -> DeviceIdentity:
-    """A place in the driver's list whose GPU is unknown."""
+    """Returns the identity of an unknown GPU at a position of the driver's list."""
     return DeviceIdentity(index, "", "", "", "", -1, "")
 
 
 def count_answering(driver: DriverView) -> int:
-    """GPUs that answer."""
+    """Returns the number of GPUs that answer."""
     return sum(position.answers for position in driver.positions.values())
 
 
 def count_expected(driver: DriverView, inventory: Inventory) -> int:
-    """The number of GPUs that should answer, 0 while the driver is released on request."""
+    """Returns the number of GPUs that should answer, 0 while the driver is released on request."""
     if driver.released:
         return 0
     found = {position.identity.uuid for position in driver.positions.values() if position.identity is not None}
@@ -100,7 +100,7 @@ def count_expected(driver: DriverView, inventory: Inventory) -> int:
 
 
 def _addresses(driver: DriverView, inventory: Inventory) -> list[str | None]:
-    """The PCI address of each position in the driver's list, None if unknown. Forgotten GPUs are omitted."""
+    """Returns the PCI address of each position in the driver's list, None if unknown. Omits forgotten GPUs."""
     identities = [position.identity for position in driver.positions.values()]
     return [
         None if identity is None else identity.pci_bus_id or None

@@ -1,4 +1,4 @@
-"""Makes immutable records of a node's GPUs, holders and tenants at one moment. Pure: it changes nothing."""
+"""Makes immutable records of a node's GPUs, holders and tenants at one moment. Pure: changes nothing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ NOT_OFFERED = "the kubelet does not offer it to pods: its device plugin is down,
 
 
 class NodeRecorder(NamedTuple):
-    """The data from which the records are made; the node's lock protects it.
+    """The data from which the records are made. The node's lock protects it.
 
-    `answered`: the last answer of each GPU, by UUID. `proven`: the exporter can see processes. `now`, `wall`: the
-    present moment in monotonic and Unix seconds.
+    - `answered`: the last answer of each GPU, by UUID.
+    - `proven`: the driver has listed a process, so that an empty list means no process.
+    - `now`, `wall`: the present moment in monotonic and Unix seconds.
     """
 
     ledger: Ledger
@@ -39,7 +40,7 @@ class NodeRecorder(NamedTuple):
     wall: float
 
     def write(self, placed: Mapping[str, Placed]) -> NodeRecords:
-        """The records of the GPUs as they are shown, and of all holders and tenants."""
+        """Returns the records of the GPUs as they are shown, and of all holders and tenants."""
         gpus = {key: self._record_gpu(each) for key, each in placed.items()}
         found = (self._record_holder(allocation, grant) for allocation, grant in self.held.resolution.allocations)
         holders = tuple(record for record in found if record is not None)
@@ -95,7 +96,7 @@ class NodeRecorder(NamedTuple):
 
 
 def _without_processes(snapshot: DeviceSnapshot) -> DeviceSnapshot:
-    """Remove the process count from a snapshot, because a count of 0 may be wrong.
+    """Removes the process count from a snapshot, because a count of 0 may be wrong.
 
     In a container NVML returns an empty list, so a count of 0 proves nothing until the driver has listed a process.
     """

@@ -13,7 +13,7 @@ from gpu_exporter.common.model.holders import Allocation, Holder
 from gpu_exporter.common.model.readings import Split
 from gpu_exporter.common.model.units import UnitId
 
-PERIODS_MAX = 300  # of one GPU between two polls; more would mean that a poll has hung for five minutes
+PERIODS_MAX = 300  # of one GPU between two polls; there are more only if a poll hangs for five minutes
 NO_SOURCE = "per-holder usage is unavailable on MIG instances"
 NOT_ASKED = "the holders share the GPU, and per-holder usage is not known yet"
 OTHERS = "a process on the shared GPU belongs to no holder, or its owner cannot be looked up"
@@ -21,7 +21,10 @@ REST = "the holders' processes do not account for what the shared GPU does"
 
 
 class Sharing:
-    """`gpus`: UUIDs of shared whole GPUs. `doubts`: by shared unit, why each holder's own work may be unknown."""
+    """The shared units of one node. `gpus`: UUIDs of shared whole GPUs.
+
+    `doubts`: by shared unit, why the work of each holder may be unknown.
+    """
 
     def __init__(self) -> None:
         self.gpus: frozenset[str] = frozenset()
@@ -30,17 +33,17 @@ class Sharing:
         self._periods: dict[UnitId, list[OwnedPeriod]] = {}
 
     def note(self, unit: UnitId, period: OwnedPeriod) -> None:
-        """Keep the work of processes on a unit until the next poll shows the unit's holders."""
+        """Keeps the work of processes on a unit until the next poll shows the unit's holders."""
         waiting = self._periods.setdefault(unit, [])
         waiting.append(period)
         del waiting[:-PERIODS_MAX]
 
     def count_holders(self, unit: UnitId) -> int:
-        """How many holders share this unit, 1 where it is not shared."""
+        """Returns the number of holders that share this unit, 1 if it is not shared."""
         return self._counts.get(unit, 1)
 
     def divide(self, allocations: Iterable[Allocation]) -> Iterator[tuple[UnitId, Split]]:
-        """Divide the kept work of processes among the present holders, and yield it by unit."""
+        """Divides the kept work of processes among the present holders. Yields it by unit."""
         shared: dict[UnitId, list[Holder]] = {}
         for allocation in allocations:
             if allocation.is_shared:

@@ -1,4 +1,6 @@
-"""Connects the detection of stalls with the ledger: how runs without progress are counted, and which data are saved."""
+"""Connects the detection of stalls with the ledger: decides how runs without progress count, and which
+data are saved.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,21 @@ from gpu_exporter.diagnosis.interface import (
 
 
 class NodeSpins:
-    """Not thread-safe: the node's lock protects it."""
+    """Passes readings to the detection of stalls, and its results to the ledger. Not thread-safe: the node's lock
+    protects it.
+    """
 
     def __init__(self, rules: StallRules, ledger: Ledger) -> None:
         self.boards = Boards(rules)
         self._rules, self._ledger = rules, ledger
 
     def restore(self) -> None:
-        """Take over each board's power at rest (watts) from the restored ledger."""
+        """Takes over each board's power at rest (watts) from the restored ledger."""
         units = self._ledger.units.items()
         self.boards.restore({unit: watts for unit, record in units if (watts := record.account.rest_w) is not None})
 
     def read(self, snapshot: DeviceSnapshot, *, without_process: bool, xids: XidCounts | None = None) -> None:
-        """Take one reading of a GPU. `without_process`: as in Boards.read. `xids`: the XIDs of this GPU."""
+        """Takes one reading of a GPU. `without_process`: as in Boards.read. `xids`: the XIDs of this GPU."""
         unit = UnitId(snapshot.identity.uuid)
         if not snapshot.up:
             if not snapshot.away:
@@ -52,7 +56,7 @@ class NodeSpins:
             self._follow((UnitId(snapshot.identity.uuid), key), watch, snapshot.monotonic)
 
     def hear(self, holder_id: AllocationId, progress: HostProgress) -> None:
-        """Take what a holder did beside its GPUs."""
+        """Takes the activity of a holder on the host, beside its GPUs."""
         if (watch := self.boards.hear(*holder_id, progress)) is not None:
             self._follow(holder_id, watch, progress.end)
 
@@ -61,7 +65,8 @@ class NodeSpins:
         self._ledger.follow_run(holder_id, None if begin is None else RunPart(begin, watch.is_stall), now)
 
     def drop_others(self, present: Sequence[ConfirmedAllocation], now: float) -> list[AllocationId]:
-        """End the runs of holders that cannot be watched, before the ledger charges this poll. Returns the others.
+        """Ends the runs of holders that cannot be watched, before the ledger charges this poll. Returns the other
+        holders.
 
         A holder cannot be watched if it has left, or shares its GPU, or may not run.
         """
@@ -76,11 +81,11 @@ class NodeSpins:
         return proven
 
     def watch(self, proven: Iterable[AllocationId]) -> None:
-        """Watch these holders, which the ledger has charged."""
+        """Watches these holders, which the ledger has charged."""
         self.boards.hold(self._recall(*holder_id) for holder_id in proven)
 
     def _recall(self, unit: UnitId, key: HolderKey) -> HeldBoard:
-        """The only holder of a whole GPU, with the data that the exporter saved about it before a restart."""
+        """Returns the only holder of a whole GPU, with its data from before a restart."""
         account = self._ledger.holdings[unit, key].account
         memory: SpinMemory | None = None
         if account.spin_since is not None:
@@ -97,7 +102,7 @@ class NodeSpins:
         return HeldBoard(unit, key, memory, account.work_s, account.work_w, waited)
 
     def remember(self) -> None:
-        """Copy the data that the detection of stalls needs after a restart into the accounts."""
+        """Copies the data that the detection of stalls needs after a restart into the accounts."""
         for unit, watts in self.boards.floors().items():
             if (record := self._ledger.units.get(unit)) is not None:
                 record.account.rest_w = watts
@@ -117,9 +122,9 @@ class NodeSpins:
     def list_suspects(
         self, allocations: Iterable[Allocation], answered: Mapping[str, DeviceSnapshot], *, processes_proven: bool
     ) -> list[Suspect]:
-        """The holders in a run without progress, with the processes on their fully busy GPUs.
+        """Returns the holders in a run without progress, with the processes on their fully busy GPUs.
 
-        `answered`: the last answers of the GPUs, by UUID. Every fully busy GPU of such a holder counts, even one that
+        `answered`: the last answers of the GPUs, by UUID. Every fully busy GPU of such a holder counts, even a GPU that
         cannot be watched, because its processes busy-wait too.
         """
         suspects = self.boards.suspects()
@@ -145,14 +150,14 @@ class NodeSpins:
 
 
 def _list_pids(uuids: Collection[str], answered: Mapping[str, DeviceSnapshot]) -> tuple[int, ...] | None:
-    """The pids on these GPUs. None if the processes of one GPU are unknown."""
+    """Returns the pids on these GPUs, None if the processes of one GPU are unknown."""
     listed = [answered[uuid].processes for uuid in uuids]
     found = [process.pid for each in listed if each is not None for process in each.processes]
     return tuple(found) if None not in listed else None
 
 
 def _list_proven(present: Sequence[ConfirmedAllocation]) -> list[AllocationId]:
-    """The holders that are certainly known, certainly run, and are alone on a whole GPU."""
+    """Returns the holders that are certainly known, certainly run, and are alone on a whole GPU."""
     holders = Counter(entry.allocation.unit for entry in present)
     return [
         (allocation.unit, allocation.holder.key)

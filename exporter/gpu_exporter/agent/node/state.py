@@ -86,7 +86,7 @@ class NodeState:
         self.xids = XidBook()
 
     def restore(self) -> str:
-        """Take over the state file's counters. Returns the reason if nothing was restored, otherwise ""."""
+        """Takes over the state file's counters. Returns why nothing was restored, "" if it was."""
         if self._state is None:
             return "state is off"
         reason = self._state.restore(self.ledger)
@@ -96,7 +96,7 @@ class NodeState:
         return reason
 
     def on_snapshot(self, snapshot: DeviceSnapshot) -> None:
-        """Book one device cycle."""
+        """Takes the results of one cycle of one GPU."""
         uuid = snapshot.identity.uuid
         period: OwnedPeriod | None = None
         if snapshot.period is not None:  # at once, while the processes live, and without the lock
@@ -135,21 +135,21 @@ class NodeState:
                         self.ledger.record_energy(unit, snapshot.monotonic, instance.energy_j, limit)
 
     def is_shared(self, uuid: str) -> bool:
-        """Whether the driver must report the work of single processes on this GPU, because holders may share it."""
+        """Returns whether holders may share this GPU, so that the driver must report the work of single processes."""
         return uuid in self._sharing.gpus
 
     def rest_w(self, uuid: str) -> float | None:
-        """The power of this GPU at rest by the state file (watts), None if it is unknown."""
+        """Returns the GPU's power at rest from the state file in watts, None if unknown."""
         record = self.ledger.units.get(UnitId(uuid))
         return record.account.rest_w if record is not None else None
 
     def touch(self) -> None:
-        """Note that something a view shows has changed elsewhere."""
+        """Records that data of the view has changed elsewhere."""
         with self._lock:
             self._version += 1
 
     def known(self) -> dict[str, DeviceIdentity]:
-        """The identities of all GPUs that have answered, as of their last answer, by UUID."""
+        """Returns the identities of all GPUs that have answered, as of their last answer, by UUID."""
         with self._lock:
             return {uuid: snapshot.identity for uuid, snapshot in self._answered.items()}
 
@@ -164,12 +164,15 @@ class NodeState:
         offers: Sequence[Grant] | None = None,
         ended: Sequence[Grant] = (),
     ) -> Resolution:
-        """Take the grants of one poll of the sources, and find users of GPUs without a holder.
+        """Takes the grants of one poll of the sources, and finds users of GPUs without a holder. Returns the resolved
+        grants.
 
-        `is_complete`: every source has answered recently. `placed`: the GPUs as they are shown. `owners`: the known
-        owners of the processes on each unit. `expected`: number of GPUs that should answer here. `offers`: the devices
-        that a scheduler can allocate. `ended`: grants of holders that have ended since the last poll; `confirmed` is
-        the time of the end.
+        - `is_complete`: every source has answered recently.
+        - `placed`: the GPUs as they are shown.
+        - `owners`: the known owners of the processes on each unit.
+        - `expected`: number of GPUs that should answer here.
+        - `offers`: the devices that a scheduler can allocate.
+        - `ended`: grants of holders that have ended since the last poll; `confirmed` is the time of the end.
         """
         poll = Poll(grants, offers, ended, is_complete)
         with self._lock:
@@ -192,20 +195,22 @@ class NodeState:
             return held.resolution
 
     def list_suspects(self) -> Sequence[Suspect]:
-        """The holders in a run without progress, whose activity on the host must be read, with their processes."""
+        """Returns the holders in a run without progress, with their processes. Their activity on the
+        host must be read.
+        """
         with self._lock:
             allocations = [allocation for allocation, _ in self._held.resolution.allocations]
             return self._spins.list_suspects(allocations, self._answered, processes_proven=self._processes_proven)
 
     def hear_host(self, who: Who, progress: HostProgress) -> None:
-        """Take what a holder did beside its GPUs."""
+        """Takes the activity of a holder on the host, beside its GPUs."""
         with self._lock:
             for allocation, _ in self._held.resolution.allocations:
                 if identify(allocation.holder) == who:
                     self._spins.hear((allocation.unit, allocation.holder.key), progress)
 
     def list_held(self) -> HeldNow:
-        """The present allocations, together with the last answers of the GPUs."""
+        """Returns the present allocations, together with the last answers of the GPUs."""
         with self._lock:
             return HeldNow(
                 [allocation for allocation, _ in self._held.resolution.allocations],
@@ -214,14 +219,14 @@ class NodeState:
             )
 
     def mean_of(self, units: Sequence[UnitId], start: float, end: float) -> float | None:
-        """Mean utilization of these units between two times (monotonic seconds), None if unknown."""
+        """Returns the mean utilization of these units between two times (monotonic seconds), None if unknown."""
         with self._lock:
             rings = [ring for unit in units if (ring := self.ledger.unit_ring(unit)) is not None]
             means = [mean for ring in rings if (mean := _mean(ring.values(end, end - start))) is not None]
         return _mean(means)
 
     def write_state(self) -> None:
-        """Write the present counters to the state file; they may then be published. Raises and counts OSError."""
+        """Writes the present counters to the state file; they may then be published. Raises and counts OSError."""
         if self._state is None or self.writes is None:
             return
         with self._lock:
@@ -242,20 +247,20 @@ class NodeState:
             self.writes = self.writes._replace(last_write_wall=self._clock.wall(), error="")
 
     def version(self) -> int:
-        """Changes with everything that a view shows, except ages."""
+        """Returns a number that changes with all data of a view, except ages."""
         return self._version
 
     def is_resolved(self) -> bool:
-        """Whether every grant was resolved to a unit. If not, a held GPU would look free."""
+        """Returns whether every grant was resolved to a unit. If not, a held GPU would look free."""
         return not self._held.resolution.unresolved
 
     def last_sample_wall(self) -> float | None:
-        """When a GPU last answered (Unix seconds). Kept while no GPU answers, as the date of the evidence."""
+        """Returns when a GPU last answered (Unix seconds). Kept while no GPU answers, as the date of the evidence."""
         with self._lock:
             return self._last_sample[1] if self._last_sample is not None else None
 
     def records(self, placed: Mapping[str, Placed]) -> NodeRecords:
-        """The records of the shown GPUs and of their holders and tenants at this moment."""
+        """Returns the records of the shown GPUs and of their holders and tenants at this moment."""
         with self._lock:
             now, wall = self._clock.monotonic(), self._clock.wall()
             held, answered, proven = self._held, self._answered, self._processes_proven
@@ -263,7 +268,7 @@ class NodeState:
             return recorder.write(placed)
 
     def standings(self, records: NodeRecords) -> Standings:
-        """What diagnosis judges of these records."""
+        """Returns the input of the diagnosis for these records."""
         with self._lock:
             subjects = [
                 Subject(record.id, unknown, self._windows.read(record, gpu))
@@ -273,7 +278,7 @@ class NodeState:
         return Standings(records, subjects, 0.0 if polled is None else records.monotonic - polled)
 
     def history(self, unit: UnitId, length_s: float | None = None) -> Buckets:
-        """Utilization over the last `length_s` seconds, by default over all buckets."""
+        """Returns the utilization of a unit over the last `length_s` seconds, by default over all buckets."""
         with self._lock:
             return Buckets(self._windows.read_unit(unit, length_s), self.ledger.rules.bucket_s)
 
@@ -284,7 +289,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _incomplete(placed: Mapping[str, Placed], expected: int) -> str:
-    """Why NVML and the schedulers may number the GPUs differently; "" if every expected GPU is here."""
+    """Returns why NVML and the schedulers may number the GPUs differently; "" if every expected GPU is here."""
     down = next((each.snapshot.identity for each in placed.values() if not each.snapshot.up), None)
     if down is not None:
         return f"gpu {down.index} ({down.uuid or 'without a name'}) does not answer"
@@ -294,7 +299,7 @@ def _incomplete(placed: Mapping[str, Placed], expected: int) -> str:
 
 
 def _confirm(allocation: Allocation, grant: Grant, now: float, wall: float) -> ConfirmedAllocation:
-    """The allocation with its dates in monotonic seconds, as the ledger needs them."""
+    """Returns the allocation with its dates in monotonic seconds, as the ledger needs them."""
     return ConfirmedAllocation(
         allocation,
         grant.confirmed,

@@ -23,8 +23,8 @@ from gpu_exporter.diagnosis.interface import IDLE_STATES, NOT_JUDGED, STALLED, F
 class ViewRules(NamedTuple):
     """Time limits in seconds.
 
-    A reading that is older than `withhold_s` is not shown. A holder counts as gone if no source has confirmed it for
-    `keep_last_s`.
+    - `withhold_s`: a reading that is older than this is not shown.
+    - `keep_last_s`: a holder that no source has confirmed for this time counts as gone.
     """
 
     withhold_s: float
@@ -32,7 +32,7 @@ class ViewRules(NamedTuple):
 
 
 def build_view(records: NodeRecords, status: AgentStatus, findings: Findings, rules: ViewRules) -> View:
-    """The view of this moment."""
+    """Returns the view of this moment."""
     throttling = findings.throttling
     gpus = {key: _view_gpu(gpu, records.monotonic, rules, throttling.get(key)) for key, gpu in records.gpus.items()}
     allocations = [
@@ -44,7 +44,7 @@ def build_view(records: NodeRecords, status: AgentStatus, findings: Findings, ru
 
 
 def list_standings(records: NodeRecords, rules: ViewRules) -> Iterator[tuple[HolderRecord, GpuRecord, str]]:
-    """Yield each shown allocation, its GPU, and why its state is unknown now ("" if it is known)."""
+    """Yields each shown allocation, its GPU, and why its state is unknown now ("" if it is known)."""
     for record in _shown(records, rules):
         gpu = records.gpus[record.allocation.unit.uuid]
         yield record, gpu, _why_unknown(record, _view_gpu(gpu, records.monotonic, rules))[0]
@@ -75,7 +75,7 @@ def _view_gpu(record: GpuRecord, now: float, rules: ViewRules, throttling: Throt
 
 
 def _why_unknown(record: HolderRecord, gpu: GpuView) -> tuple[str, str]:
-    """Why an allocation's state is unknown now, as a text and as one word. Both are "" if it is known.
+    """Returns why an allocation's state is unknown now, as a text and as one word. Both are "" if it is known.
 
     Such a reason has priority over the judgement of the last window.
     """
@@ -92,7 +92,7 @@ def _why_unknown(record: HolderRecord, gpu: GpuView) -> tuple[str, str]:
 
 
 def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
-    """Why the allocation has no idle run, as one word; "" if it has one."""
+    """Returns why the allocation has no idle run, as one word; "" if it has an idle run."""
     if totals.known and totals.idle_run_s is not None:
         return ""
     if obstacle:
@@ -103,7 +103,7 @@ def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
 
 
 def _say_ended(idle_run_s: float | None, totals: UnitTotals | None, wall: float) -> str:
-    """Why a holder is no longer idle: activity ended the idle run, or unknown time did."""
+    """Returns why a holder is no longer idle: activity or unknown time ended the idle run."""
     if idle_run_s is None:
         return "it was idle when last judged; its present activity is unknown"
     ended = "its idle time has ended since the last judgement"

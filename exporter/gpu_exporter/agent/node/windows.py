@@ -12,14 +12,14 @@ from gpu_exporter.diagnosis.interface import Window
 
 
 class WindowReader:
-    """Not thread-safe: the node's lock protects it."""
+    """Reads the last window of each allocation. Not thread-safe: the node's lock protects it."""
 
     def __init__(self, ledger: Ledger, sharing: Sharing, clock: Clock, window_s: float) -> None:
         """`window_s`: the longest window, in seconds."""
         self._ledger, self._sharing, self._clock, self._window_s = ledger, sharing, clock, window_s
 
     def read(self, record: HolderRecord, gpu: GpuRecord) -> Window:
-        """The window of one allocation."""
+        """Returns the window of one allocation."""
         unit, totals = record.allocation.unit, record.totals
         is_alone = not record.allocation.is_shared
         of_unit = gpu.totals.get(unit.mig_uuid)
@@ -39,19 +39,23 @@ class WindowReader:
         )
 
     def read_unit(self, unit: UnitId, length_s: float | None) -> tuple[float | None, ...]:
-        """Utilization of a unit over the last `length_s` seconds, by default over all buckets."""
+        """Returns the utilization of a unit over the last `length_s` seconds, by default over all buckets."""
         ring = self._ledger.unit_ring(unit)
         return ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
 
     def _read_own(self, record: HolderRecord, length_s: float) -> tuple[float | None, ...]:
-        """The holder's use relative to its share of the unit, because busy neighbours leave it only its share."""
+        """Returns the holder's use relative to its share of the unit, because busy neighbours leave it
+        only its share.
+        """
         ring = self._ledger.holder_ring(record.id)
         values = ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
         holders = self._sharing.count_holders(record.allocation.unit)
         return tuple(None if value is None else min(1.0, holders * value) for value in values)
 
     def _ended_by(self, unit: UnitTotals | None, idle_run_s: float, stale_s: float) -> tuple[str, ...]:
-        """The witnesses of the unit's last activity. Empty if this activity cannot have ended the last idle run."""
+        """Returns the witnesses of the unit's last activity. Empty if this activity cannot have ended the last idle
+        run.
+        """
         rules = self._ledger.rules
         if unit is None or unit.last_active_wall is None:
             return ()
@@ -61,7 +65,7 @@ class WindowReader:
 
 
 def _count_processes(record: HolderRecord, gpu: GpuRecord, *, is_alone: bool) -> float | None:
-    """The number of the holder's GPU contexts. None if it is unknown which contexts are its own."""
+    """Returns the number of the holder's GPU contexts, None if unknown."""
     if not is_alone:
         return record.use.processes if record.use is not None else None
     return gpu.snapshot.facts.contexts if not record.allocation.unit.mig_uuid else None
