@@ -64,7 +64,7 @@ def _compare(held: str, found: Sequence[str], is_comparable: Callable[[str], boo
 
 
 class _Finding(NamedTuple):
-    """Why an allocation is contradicted.
+    """The reason why an allocation is contradicted.
 
     - `names`: the owners of the processes.
     - `others`: the same owners; empty if the processes belong to the holder itself.

@@ -135,8 +135,8 @@ class ProcessOwners:
     def _owner(self, pid: int, seen: float) -> ProcessOwner | None:
         """Returns the owner of a process, None if unknown. `seen`: when the driver saw the process (monotonic seconds).
 
-        The owner is unknown if the process has ended or cannot be read, if its pid was reused, or if it is an MPS
-        server with many clients.
+        The owner is unknown if the process has ended or cannot be read, or if its pid was reused. An MPS server has
+        many clients, so that it has no single owner.
         """
         stat = self._procfs.stat(pid)
         if stat is None or stat.name.startswith(MPS_SERVER):

@@ -2,8 +2,9 @@
 
 The file is YAML or JSON, a list of entries. Each entry has `uuid` and either `pod` (namespace/pod/container) or `job`.
 Optional keys are user, account, partition, and `gpus`: the holder's total number of GPUs on all nodes. Without `gpus`,
-this number is known only for pods, and the reconciler does not judge the job. After a restart of the exporter, the
-counters of these holders start at 0, because a pod or job with the same name may be a new one.
+this number is known only for pods, and the reconciler does not judge the job.
+
+A restart of the exporter resets the counters of these holders to 0, because a pod or job with the same name may be new.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Recording:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read one log. Raises ReplayError, OSError."""
+    """Reads one log. Raises ReplayError, OSError."""
     try:
         data = read_gzip(path, LOG_MAX) if path.suffix == ".gz" else read_named(path, LOG_MAX)
         text = data.decode("utf-8-sig")
@@ -150,10 +150,12 @@ def parse_recording(text: str, place: str = "recording") -> Recording:
 
 
 def _is_no_row(row: Sequence[str], header: Sequence[str], following: Sequence[str] | None) -> bool:
-    """Returns whether a line is not a data row.
+    """Returns whether a line is not a data row. Such a line is one of four:
 
-    Such a line is empty, a message of nvidia-smi, a repeated header (nvidia-smi appended to an existing log), or an
-    incomplete line before such a header.
+    - an empty line
+    - a message of nvidia-smi
+    - a repeated header, if nvidia-smi appended to an existing log
+    - an incomplete line before a repeated header
     """
     if not any(row) or row == header:
         return True
@@ -164,7 +166,7 @@ def _is_no_row(row: Sequence[str], header: Sequence[str], following: Sequence[st
 
 
 def _parse_cell(cell: str, column: str) -> float | None:
-    """The number in a cell, None if the cell has no value. Raises ValueError.
+    """Returns the number in a cell, None if the cell has no value. Raises ValueError.
 
     >>> _parse_cell("1980 MHz", "clocks.current.sm [MHz]"), _parse_cell("37", "utilization.gpu [%]")
     (1980.0, 37.0)

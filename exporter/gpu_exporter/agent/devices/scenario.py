@@ -129,17 +129,17 @@ class ScenarioGpu:
     kept_memory: int = 0  # bytes in use without a holder, as on boards with memory that the system manages
 
     def has_mig(self, t: float) -> bool:
-        """Whether MIG mode is on at `t`."""
+        """Returns whether MIG mode is on at `t`."""
         return self.mig and self.mig_from <= t < self.mig_to
 
     def instances_at(self, t: float) -> list[ScenarioInstance]:
-        """The instances that exist at `t`."""
+        """Returns the instances that exist at `t`."""
         if not self.has_mig(t):
             return []
         return [instance for instance in self.instances if instance.start <= t < instance.end]
 
     def fault(self, call: str, t: float) -> Fault | None:
-        """The fault that affects `call` at `t`, if any."""
+        """Returns the fault that affects `call` at `t`, None without a fault."""
         for fault in self.faults:
             if fault.start <= t < fault.end and fault.call in ("*", call):
                 return fault

@@ -1,8 +1,10 @@
 """Keeps the list of GPUs that this node should have, in a file that remains over restarts and reboots.
 
-A GPU is expected from its first answer until one of three events: another GPU answers at its PCI address (the GPU was
-replaced), the node comes back from a reboot with at least as many GPUs (the GPU was moved or removed on purpose), or an
-administrator runs `gpu-exporter forget UUID`.
+A GPU is expected from its first answer until one of three events:
+
+- Another GPU answers at its PCI address: the GPU was replaced.
+- The node comes back from a reboot with at least as many GPUs: the GPU was moved or removed on purpose.
+- An administrator runs `gpu-exporter forget UUID`.
 """
 
 from __future__ import annotations

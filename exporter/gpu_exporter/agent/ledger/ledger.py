@@ -507,8 +507,8 @@ class Ledger:
     def _end_unjudged(self, unit: UnitId, account: HolderAccount, span: Span, until: float = math.inf) -> None:
         """Ends the idle run of a holder of a shared unit, if the holder may have worked in this span.
 
-        The holder may have worked if no list of processes covers the span up to `until`, and the processes of the
-        minute before do not explain the span.
+        It may have worked unless a list of processes covers the span up to `until`, or the processes of the minute
+        before explain the span.
         """
         record, at, end = self.units.get(unit), max(span.start, account.booked), min(span.end, until)
         if end <= at or record is None or record.pending is None:

@@ -50,7 +50,7 @@ class UnitRecord:
 
 
 class HolderPresence(Enum):
-    """Whether polls show a holder.
+    """The presence of a holder in the polls.
 
     - PRESENT: the last poll shows the holder.
     - LEAVING: the holder disappeared less than LATE_S ago. Late readings may still be its own.

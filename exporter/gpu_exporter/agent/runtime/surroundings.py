@@ -26,7 +26,7 @@ class HostReader(Protocol):
 
 
 class Host(NamedTuple):
-    """How the agent reads the host, beside the driver.
+    """The agent's access to the host, beside the driver.
 
     - `sysfs`: the PCI bus, None if the GPUs are not GPUs of this host.
     - `processes`: looks up the owners of the processes on each GPU, None if owners are unknown.
@@ -43,7 +43,7 @@ class Host(NamedTuple):
 
 
 class Publishing(NamedTuple):
-    """How the agent publishes.
+    """Settings for publishing the results.
 
     - `note`: text for the status page.
     - `interval_s`: seconds between two writes of a textfile, 0 without a textfile.

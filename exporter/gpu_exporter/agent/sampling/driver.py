@@ -145,7 +145,7 @@ class Driver:
         return count
 
     def release(self) -> None:
-        """Request that the driver is closed until `take`."""
+        """Requests that the driver is closed until `take`."""
         self._step(DriverEvent.RELEASE)
 
     def take(self) -> None:

@@ -38,7 +38,7 @@ class XidBook:
             self._codes.setdefault(uuid, {})
 
     def count(self, event: XidEvent, wall: float, monotonic: float) -> None:
-        """Count an event of the driver."""
+        """Counts an event of the driver."""
         with self._lock:
             if self._add(event, wall):
                 self._event_at[event] = monotonic

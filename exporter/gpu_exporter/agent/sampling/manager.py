@@ -140,7 +140,7 @@ class DeviceManager:
         return clean
 
     def take(self) -> None:
-        """Open the driver again after `release`."""
+        """Opens the driver again after `release`."""
         self._driver.take()
         self._wake.set()
 
@@ -292,7 +292,7 @@ class DeviceManager:
         return self._backend.watch_events([device for device, _ in found])
 
     def _note_answering(self) -> None:
-        """Add the GPUs that answer to the list of expected GPUs."""
+        """Adds the GPUs that answer to the list of expected GPUs."""
         if not self.first_cycles_done():
             return
         latest = [loop.latest for loop in self._loops.values()]
@@ -340,7 +340,7 @@ class DeviceManager:
         return (events.outcome,) if events is not None and events.outcome is not None else ()
 
     def is_missed(self) -> bool:
-        """Whether the driver should answer but does not (AgentStatus.driver_missed)."""
+        """Returns whether the driver should answer but does not (AgentStatus.driver_missed)."""
         return self._driver.is_missed
 
     def without_persistence(self) -> int:

@@ -154,16 +154,16 @@ class Readers:
         return DriverUnavailable(f"the driver did not answer within {self._timeout_s:g} s")
 
     def snapshots(self) -> list[DeviceSnapshot]:
-        """The readings of the GPUs that were read."""
+        """Returns the readings of the GPUs that were read."""
         return [reader.snapshot for reader in self.each if reader.snapshot is not None]
 
     def observe(self) -> DriverView:
-        """The results so far."""
+        """Returns the results so far."""
         found = (Position(reader.identity, reader.snapshot, reader.is_hung, reader.error) for reader in self.each)
         return DriverView(dict(enumerate(found)), "" if self.fault is None else str(self.fault))
 
     def is_missed(self) -> bool:
-        """Whether the driver should answer but does not (AgentStatus.driver_missed)."""
+        """Returns whether the driver should answer but does not (AgentStatus.driver_missed)."""
         return self.fault is not None and not self.fault.absent
 
     def sample_interval_s(self) -> float:

@@ -19,7 +19,7 @@ class Worker(ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Raises NoThread."""
+        """Starts the thread. Raises NoThread."""
         start(self._thread)
 
     def ask_to_stop(self) -> None:

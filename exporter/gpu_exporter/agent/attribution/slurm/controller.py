@@ -297,8 +297,8 @@ class Controller:
         """Returns whether Slurm in general is slow, not only for this job. The next poll then asks about the job again.
 
         slurmctld 24.11.5 sometimes takes 5 s for an answer. One slow answer must not cost a job its GPUs for
-        DOUBT_EACH_S. If Slurm is slow twice for the same job, the exporter does not ask about it for a while, because
-        its requests would delay the others.
+        DOUBT_EACH_S. After two slow answers in a row for one job, the exporter does not ask about it for DOUBT_EACH_S,
+        because these requests delay the others.
         """
         if isinstance(reason, OutOfTime):
             return True

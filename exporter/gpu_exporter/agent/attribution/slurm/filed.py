@@ -1,9 +1,9 @@
 """Takes jobs from the prolog's files alone, so that starts, ends and GPUs need no request to slurmctld.
 
-A file counts without slurmctld if it contains the owner of the job, the restart count and the start, and its positions
-(IDX) on one node. A file does not show whether a position is only a part of a GPU, so no file counts on a node that
-shares GPUs (shard, mps). No release of Slurm gives a prolog the QoS and the ids of an array: the exporter asks
-slurmctld for them when a job has run for FILL_S.
+A file counts without slurmctld if it is complete: the job's owner, the restart count, the start, and the positions
+(IDX) on one node. A file does not show whether a position is only a part of a GPU. On a node that shares GPUs (shard,
+mps), no file counts. No release of Slurm gives a prolog the QoS and the ids of an array: the exporter asks slurmctld
+for them when a job has run for FILL_S.
 """
 
 from __future__ import annotations

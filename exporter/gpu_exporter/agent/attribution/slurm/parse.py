@@ -1,9 +1,13 @@
 """Parses the output of Slurm's commands. Pure.
 
-The parser uses only text that a job's owner cannot forge: columns of squeue that Slurm and its administrators fill, the
-record of a node, and JSON, in which a job's name or comment cannot imitate another field. The plain text of `scontrol
-show job` contains names and comments without escapes. The parser uses this text only as a last resort, and ignores an
-ambiguous record (docs/decisions/0001).
+The parser uses only text that a job's owner cannot forge:
+
+- Columns of squeue that Slurm and its administrators fill.
+- The record of a node.
+- JSON, in which a job's name or comment cannot imitate another field.
+
+The plain text of `scontrol show job` contains names and comments without escapes. The parser uses this text only as a
+last resort, and ignores an ambiguous record (docs/decisions/0001).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads from gres.conf which GPU each IDX of one node means.
 
-IDX is a position in the node's list of GPUs, as slurmd builds it (slurmd 22.05.8 and 24.11.5, tried with GPUs of
-several types and with fake_gpus.conf; gres.conf(5)):
+IDX is a position in the node's list of GPUs, as slurmd builds it. Sources: gres.conf(5), and tests of slurmd 22.05.8
+and 24.11.5 with GPUs of several types and with fake_gpus.conf.
 
 - AutoDetect off: the list has the `File=` entries. Types are in the order of the node's Gres in slurm.conf; GPUs of one
   type are in the order of the file. An IDX then means /dev/nvidiaN, and N is NVML's minor number.
