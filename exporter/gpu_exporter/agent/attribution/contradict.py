@@ -35,8 +35,8 @@ REMEDIES = {
 
 
 def relate(holder: Holder, owner: ProcessOwner) -> Relation:
-    """Returns whether a process of `owner` belongs to the holder ("own") or provably to another pod or
-    job ("other").
+    """Returns whether a process of `owner` belongs to the holder ("own"), provably to another pod or job ("other"), or
+    "unknown".
     """
     if holder.key.scheduler == "container":
         return "own" if owner.container == holder.key.incarnation else "other" if owner.container else "unknown"
@@ -175,7 +175,7 @@ class _Comparison:
         self._others: dict[UnitId, list[ProcessOwner]] = {}  # owners that hold nothing on the unit, filled on demand
 
     def _find_strays(self) -> dict[Who, UnitId]:
-        """Returns the holders whose processes run on a unit that they do not hold, with this unit.
+        """Returns each holder that has processes on a unit that it does not hold, with this unit.
 
         Omits holders with an unresolved grant, because that grant may mean this unit.
         """
@@ -242,8 +242,8 @@ class _Comparison:
 
 
 def _whos(owner: ProcessOwner) -> tuple[Who, ...]:
-    """Returns every pod and job that a process belongs to. It has both if slurmd runs in a pod and
-    started it as a job.
+    """Returns every pod and job that a process belongs to. If a slurmd in a pod started the process as a job, it
+    belongs to both.
     """
     pods = tuple(("pod", pod) for pod in owner.pods)
     return (*pods, ("job", owner.job)) if owner.job else pods

@@ -201,8 +201,8 @@ class Poller:
     ) -> None:
         """Counts the conflicts, and logs the unresolved and doubted grants with their reasons.
 
-        A conflict is a grant that contradicts a source of higher precedence. `doubted`: the holder may only watch the
-        device.
+        A conflict is a grant that contradicts a source of higher precedence. A doubted grant is one whose holder may
+        only watch the device.
         """
         for grant in conflicts:
             memory = self._memory.get(grant.holder.source)

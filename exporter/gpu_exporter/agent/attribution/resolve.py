@@ -92,7 +92,9 @@ class _Assigned(NamedTuple):
 
 
 class _GrantsByUnit:
-    """The grants of each unit. `kept`: by holder and number, the unit that the holder keeps while it runs."""
+    """The grants of each unit. `kept`: the unit of each (holder, device number), which stays the same while the holder
+    runs.
+    """
 
     def __init__(self) -> None:
         self.units: dict[UnitId, list[_Assigned]] = {}

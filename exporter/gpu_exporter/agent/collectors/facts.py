@@ -1,5 +1,6 @@
-"""Takes the values that the ledger, the diagnosis and the terminal need from the samples of one reading. Only this
-module does that.
+"""Takes the values that other packages need (ledger, diagnosis, terminal) from the samples of one reading.
+
+Only this module reads samples for that purpose.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Reads the MIG instances. Lists them again in each cycle, because the driver may reuse a handle for another instance.
 
-NVML measures power only for the whole board, so the energy of an instance is an estimate. The board's energy at rest is
-divided by compute slices; the part of unassigned slices belongs to no instance. The remaining energy is divided by
-slices times activity. All parts together are exactly the board's energy.
+NVML measures power only for the whole board, so the energy of an instance is an estimate:
+
+- Energy at rest is divided by compute slices. The part of unassigned slices belongs to no instance.
+- The remaining energy is divided by slices times activity.
+- All parts together are exactly the board's energy.
 """
 
 from __future__ import annotations
@@ -106,8 +108,8 @@ def divide_energy(
     """Divides `joules` among `parts`, which are (uuid, slices, activity).
 
     Returns the joules by uuid, and the joules of unassigned slices. Their sum is exactly `joules`. `idle_joules`: the
-    board's energy for the same time at rest. If the activity of an instance is unknown, or no instance is active,
-    slices divide all energy.
+    board's energy for the same time at rest. If the activity of an instance is unknown, or no instance is active, all
+    energy is divided by slices.
     """
     whole = count_slices(board_slices, (slices for _, slices, _ in parts))
     weights = {uuid: slices * activity for uuid, slices, activity in parts if activity is not None}

@@ -55,7 +55,7 @@ def _judge_energy(cycle: Cycle, joules: float) -> float | None:
 
     - A driver's code for "no value" may lie within the counter's range, above or below the true value.
     - A lower value is accepted only if the next reading continues from it; the driver was then reloaded.
-    - After an implausible value, the next reading must continue from the last plausible value.
+    - After an implausible value, a reading that continues from the last plausible value is accepted.
     - A board that has only reported 0 has no counter: None, not counted.
     """
     believed = cycle.totals.last("energy")

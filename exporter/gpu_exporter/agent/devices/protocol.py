@@ -63,7 +63,7 @@ class ProcessUtilization(NamedTuple):
     """One process's use of the device since a given time. All values are raw values of the driver.
 
     - `wall`: Unix seconds of the newest sample.
-    - `ratio`: mean ratio of the time in which kernels of the process ran. A value above 1 is invalid.
+    - `ratio`: mean share of the time in which kernels of the process ran. A value above 1 is invalid.
     - `is_active`: the process has used the device, including its engines.
     - `pid`: used only to find the process's cgroup on this host.
     """
@@ -93,7 +93,7 @@ class Traffic(NamedTuple):
 
 
 class Pcie(NamedTuple):
-    """PCIe traffic since the driver was loaded. `replays`: number of packets that were sent again. None if unknown."""
+    """PCIe traffic since the driver was loaded, None if unknown. `replays`: number of packets that were sent again."""
 
     traffic: Traffic | None
     replays: int | None
@@ -150,8 +150,9 @@ class RowRemaps(NamedTuple):
 class InstanceIdentity(NamedTuple):
     """One MIG instance. `mig` is "gpu instance id/compute instance id".
 
-    - `sm_slices`: the instance's compute slices; a fraction if compute instances share a GPU instance and report no
-      slices.
+    - `sm_slices`: the instance's compute slices. A fraction if several compute instances share a GPU instance without
+      reporting slices.
+    - `memory_slices`: 0 if unknown.
     - `placement`: as in model.InstanceReading.
     - `memory`: "own" if the compute instance is alone on its GPU instance. Otherwise the memory is counted once:
       "first" for the compute instance that gets it, "none" for the others.

@@ -226,7 +226,7 @@ class ReplayDevice(Device):
         )
 
     def _now(self) -> float:
-        """Seconds since the first read, which starts the replay."""
+        """Returns the seconds since the first read, which starts the replay."""
         if self._start is None:
             self._start = self._clock.monotonic()
         return self._clock.monotonic() - self._start

@@ -16,9 +16,9 @@ NONE = "-"
 
 
 def render_holders(view: View) -> str:
-    """Returns a table with one line for each allocation, and for each unit without a holder.
+    """Returns a table with one line for each allocation, and for each unit without a holder. Ends with a newline.
 
-    After the table come the status and errors of each source. The text ends with a newline.
+    After the table come the status and errors of each source.
     """
     by_unit: dict[UnitId, list[AllocationView]] = {}
     for allocation in view.allocations:

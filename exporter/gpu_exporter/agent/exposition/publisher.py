@@ -29,8 +29,6 @@ CONTENT_TYPES = {
 
 @dataclass(slots=True)
 class _Edition:
-    """One view with its rendered bodies."""
-
     key: object
     view: View
     series: list[Series]
@@ -65,7 +63,9 @@ class Publisher:
         self._lock = threading.Lock()
 
     def body(self, form: str, *, zipped: bool = False, names: frozenset[str] = frozenset()) -> bytes:
-        """Returns the newest view in one of the formats of CONTENT_TYPES. `names`: only these metric families."""
+        """Returns the newest view in one of the formats of CONTENT_TYPES. `names`: only these metric families, all if
+        empty.
+        """
         with self._lock:
             edition = self._current()
             if names:

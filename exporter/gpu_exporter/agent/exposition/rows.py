@@ -17,7 +17,7 @@ IN_USE_INTERVALS = 3  # a unit that was busy within this number of sampling inte
 
 
 def list_rows(view: View) -> list[Row]:
-    """Returns the rows in the order of the GPUs. MIG instances come after their board."""
+    """Returns the rows in the order of the GPUs. Rows of MIG instances follow the row of their board."""
     rows: list[Row] = []
     by_unit: dict[UnitId, list[AllocationView]] = {}
     for allocation in view.allocations:
@@ -28,7 +28,7 @@ def list_rows(view: View) -> list[Row]:
 
 
 def _once_per_holder(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yields the rows. Only the first row of a holder keeps an advice that is repeated."""
+    """Yields the rows, and empties an advice that an earlier row of the same holder has."""
     said: set[tuple[str, str]] = set()
     for row in rows:
         yield row._replace(advice="") if (row.holder, row.advice) in said else row

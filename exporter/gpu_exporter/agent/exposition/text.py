@@ -77,6 +77,6 @@ class TextRenderer:
 
 
 def _render_prefix(name: str, label_names: tuple[str, ...], labels: tuple[str, ...]) -> str:
-    """Returns `name{a="b"} ` without empty labels, because an empty label is the same as an absent label."""
+    """Returns `name{a="b"} `, the beginning of a line. Omits empty labels, which are the same as absent labels."""
     pairs = ",".join(f'{key}="{escape_label(value)}"' for key, value in zip(label_names, labels, strict=True) if value)
     return f"{name}{{{pairs}}} " if pairs else f"{name} "

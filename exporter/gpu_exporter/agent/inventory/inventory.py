@@ -82,11 +82,11 @@ class Inventory(NamedTuple):
     def missing(
         self, found: Collection[str], errors: dict[int, str], driver_error: str, listed: Iterable[str | None] = ()
     ) -> list[Missing]:
-        """Returns the expected GPUs with a UUID that is not in `found`.
+        """Returns the GPUs that should answer but are not in `found` (UUIDs): expected GPUs, and GPUs on the bus.
 
-        `errors`: by position in the driver's list, the error of each GPU that did not report its name. An error that
-        explains a missing GPU is removed from this mapping. `listed`: PCI addresses in the driver's list, None for a
-        position without an address.
+        - `errors`: by position in the driver's list, the error of each GPU that did not report its name. Errors that
+          explain a missing GPU are removed from this mapping.
+        - `listed`: PCI addresses in the driver's list, None for a position without an address.
         """
         entries: list[Missing] = []
         for device in self.devices:
@@ -194,7 +194,7 @@ class InventoryKeeper:
                 self._expected.save()
 
     def note_failed_probes(self, addresses: Collection[str]) -> None:
-        """Records the PCI addresses of GPUs that, by the kernel's log, the driver could not start."""
+        """Records the PCI addresses of GPUs that the driver could not start. They come from the kernel's log."""
         with self._lock:
             self._publish(failed=self.value.failed | frozenset(map(normalize_pci, addresses)))
 

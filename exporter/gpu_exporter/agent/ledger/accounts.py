@@ -17,7 +17,7 @@ class ConfirmedAllocation(NamedTuple):
     - `confirmed`: when the source last reported the allocation.
     - `start`: from when the holder provably has the unit. Only Slurm reports this time.
     - `working`: from when the holder's program can work, None if unknown.
-    - `renewed_s`: as in Grant.
+    - `renewed_s`: seconds between two confirmations by the source, 0 if each poll confirms.
     """
 
     allocation: Allocation

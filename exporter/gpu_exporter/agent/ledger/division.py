@@ -204,7 +204,7 @@ class Division:
 def divide_joules(joules: float, rest_j: float, share: float, part: float | None) -> float:
     """Returns the holder's joules of a shared GPU's energy.
 
-    `share` divides the energy at rest (`rest_j`); `part` (Division.part_of) divides the other energy.
+    The holder gets `share` of the energy at rest (`rest_j`), and `part` (Division.part_of) of the other energy.
     """
     floor = min(joules, rest_j)
     return floor * share + (joules - floor) * (part or 0.0)

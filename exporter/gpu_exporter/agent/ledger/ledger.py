@@ -487,15 +487,15 @@ class Ledger:
             follow_run(holding.account, part, now)
 
     def _end_run(self, account: HolderAccount) -> None:
-        """Ends the idle run because of work, and remembers its length."""
+        """Ends the idle run because of work. Keeps its length if it is the longest."""
         self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
         account.longest_gap_s = max(account.longest_gap_s, account.idle_run_s)
         account.end_run()
 
     def _end_unbooked(self, unit: UnitId, waiting: Waiting, until: float) -> None:
-        """Ends the idle runs of the holders of a shared unit for which the span, up to `until`, may be their own work.
+        """Ends the idle runs of those holders of a shared unit that may have worked in the span, up to `until`.
 
-        A span may be a holder's own work if no list of processes covers it (see _end_unjudged).
+        A holder may have worked if no list of processes covers the span (see _end_unjudged).
         """
         if _is_idle(waiting.span):
             return
@@ -535,7 +535,7 @@ class Ledger:
     def _forget(self, now: float) -> None:
         """Drops readings that no later poll can charge, and holders and instances that have been absent for long.
 
-        Drops no holder before the first complete poll. Applies KEEP_ABSENT only if the last poll was complete. If a
+        Drops no holder before the first complete poll. Applies the limit KEEP_ABSENT only after a complete poll. If a
         source does not answer, missing holders may still hold their unit.
         """
         absent: dict[UnitId, int] = {}
@@ -630,7 +630,7 @@ class Ledger:
         return record.ring if record is not None else None
 
     def holder_ring(self, holder_id: AllocationId) -> Ring | None:
-        """Returns the own utilization of a holder on a shared unit over the last minutes. None for other holders."""
+        """Returns the utilization of a holder on a shared unit over the last minutes. None for other holders."""
         holding = self.holdings.get(holder_id)
         return holding.ring if holding is not None else None
 

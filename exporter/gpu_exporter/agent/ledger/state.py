@@ -161,12 +161,12 @@ class StateFile:
         self.written = prepared.written
 
     def bound_unit(self, unit: UnitId, totals: UnitTotals) -> UnitTotals:
-        """Limits a unit's totals to the values in the file; 0 until the unit is in the file."""
+        """Returns a unit's totals, limited to the values in the file. They are 0 until the unit is in the file."""
         counters = UNIT_COUNTERS if totals.unattributed_j is None else (*UNIT_COUNTERS, "unattributed_j")
         return totals._replace(**self._bounded(unit, None, totals, counters))
 
     def bound_holder(self, unit: UnitId, key: HolderKey, totals: HolderTotals) -> HolderTotals:
-        """Limits a holder's totals to the values in the file; 0 until the holder is in the file.
+        """Returns a holder's totals, limited to the values in the file. They are 0 until the holder is in the file.
 
         The held time of a Slurm job is not limited: Slurm reports the job's start, so that this time cannot fall after
         a restart.
@@ -179,7 +179,7 @@ class StateFile:
         return bounded._replace(pending_s=max(0.0, min(bounded.pending_s, bounded.observed_s - counted_s)))
 
     def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals:
-        """Limits a tenant's totals to the values in the file; 0 until the tenant is in the file."""
+        """Returns a tenant's totals, limited to the values in the file. They are 0 until the tenant is in the file."""
         known = {name: value for name, value in totals._asdict().items() if value is not None}
         return totals._replace(
             **{name: min(value, self.written.get((key, name), 0.0)) for name, value in known.items()}

@@ -43,7 +43,7 @@ class Sharing:
         return self._counts.get(unit, 1)
 
     def divide(self, allocations: Iterable[Allocation]) -> Iterator[tuple[UnitId, Split]]:
-        """Divides the kept work of processes among the present holders. Yields it by unit."""
+        """Divides the work of processes since the last poll among the present holders. Yields it by unit."""
         shared: dict[UnitId, list[Holder]] = {}
         for allocation in allocations:
             if allocation.is_shared:

@@ -81,11 +81,11 @@ class NodeSpins:
         return proven
 
     def watch(self, proven: Iterable[AllocationId]) -> None:
-        """Watches these holders, which the ledger has charged."""
+        """Starts or continues to watch these holders. The ledger must already have charged them."""
         self.boards.hold(self._recall(*holder_id) for holder_id in proven)
 
     def _recall(self, unit: UnitId, key: HolderKey) -> HeldBoard:
-        """Returns the only holder of a whole GPU, with its data from before a restart."""
+        """Returns the only holder of a whole GPU, with the data that was saved before a restart."""
         account = self._ledger.holdings[unit, key].account
         memory: SpinMemory | None = None
         if account.spin_since is not None:

@@ -195,8 +195,8 @@ class NodeState:
             return held.resolution
 
     def list_suspects(self) -> Sequence[Suspect]:
-        """Returns the holders in a run without progress, with their processes. Their activity on the
-        host must be read.
+        """Returns the holders in a run without progress, with their processes. The host reader must read their
+        activity.
         """
         with self._lock:
             allocations = [allocation for allocation, _ in self._held.resolution.allocations]
@@ -247,7 +247,7 @@ class NodeState:
             self.writes = self.writes._replace(last_write_wall=self._clock.wall(), error="")
 
     def version(self) -> int:
-        """Returns a number that changes with all data of a view, except ages."""
+        """Returns a number that changes whenever the data of a view change, except ages."""
         return self._version
 
     def is_resolved(self) -> bool:
@@ -260,7 +260,7 @@ class NodeState:
             return self._last_sample[1] if self._last_sample is not None else None
 
     def records(self, placed: Mapping[str, Placed]) -> NodeRecords:
-        """Returns the records of the shown GPUs and of their holders and tenants at this moment."""
+        """Returns the records of the shown GPUs (`placed`), and of their holders and tenants, at this moment."""
         with self._lock:
             now, wall = self._clock.monotonic(), self._clock.wall()
             held, answered, proven = self._held, self._answered, self._processes_proven
@@ -268,7 +268,7 @@ class NodeState:
             return recorder.write(placed)
 
     def standings(self, records: NodeRecords) -> Standings:
-        """Returns the input of the diagnosis for these records."""
+        """Returns the input of the diagnosis, made from these records."""
         with self._lock:
             subjects = [
                 Subject(record.id, unknown, self._windows.read(record, gpu))

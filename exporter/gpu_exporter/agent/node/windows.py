@@ -44,8 +44,8 @@ class WindowReader:
         return ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
 
     def _read_own(self, record: HolderRecord, length_s: float) -> tuple[float | None, ...]:
-        """Returns the holder's use relative to its share of the unit, because busy neighbours leave it
-        only its share.
+        """Returns the holder's use in buckets, 1 if it uses its whole share of the unit. Busy neighbours leave it only
+        its share.
         """
         ring = self._ledger.holder_ring(record.id)
         values = ring.values(self._clock.monotonic(), length_s) if ring is not None else ()

@@ -204,7 +204,9 @@ def _deliver(body: str, output: Path | None) -> None:
 
 
 def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int:
-    """Prints the error in one line. Also writes it to a textfile, so that the old values do not remain there."""
+    """Prints the error in one line. Writes it to a textfile too, so that the old values do not remain there. Returns
+    the exit code.
+    """
     if output is not None:
         status = AgentStatus(VERSION, backend_name, False, reason, 0, 0, 0.0, None, driver_missed=True)
         write_atomically(output, render(View(0.0, status, (), ()), form).encode())

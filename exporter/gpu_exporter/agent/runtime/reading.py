@@ -46,8 +46,8 @@ def take_one_view(
 ) -> View:
     """Returns one view of the GPUs and sources that answer in time. `reading` may already have been started.
 
-    One reading is too short to judge a state. The evidence then names the missing history. Raises DriverUnavailable if
-    a GPU is expected.
+    One reading is too short to judge a state; the evidence of each state then asks for a running exporter. Raises
+    DriverUnavailable if a GPU is expected.
     """
     reading.wait_open()
     # Loaded while the GPUs are read.

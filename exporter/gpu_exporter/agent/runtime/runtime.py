@@ -92,7 +92,7 @@ class Runtime:
         self.diagnosis = NodeDiagnosis(settings, clock, self.node, self._gather, works)
 
     def place(self, driver: DriverView) -> dict[str, Placed]:
-        """Returns the GPUs as they are shown at this moment, by key (see node/place.py)."""
+        """Returns the GPUs as they are shown at this moment, by the keys of node/place.py."""
         known = self.node.known()
         return place(driver, self.inventory.value, known, self._clock.monotonic(), self._clock.wall())
 

@@ -198,7 +198,7 @@ class Driver:
 
     @property
     def is_silent(self) -> bool:
-        """Whether opening or listing hangs."""
+        """Whether a call hangs that opens the driver or lists its GPUs."""
         since = self._asking_since
         return since is not None and self._clock.monotonic() - since > self._deadline_s
 
@@ -217,7 +217,7 @@ class Driver:
 
 
 def warn_of_persistence(off: int) -> tuple[str, ...]:
-    """Returns a warning if `off` GPUs, above 0, have persistence mode off."""
+    """Returns a warning that `off` GPUs have persistence mode off. Empty if `off` is 0."""
     if not off:
         return ()
     return (

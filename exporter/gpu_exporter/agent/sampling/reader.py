@@ -154,7 +154,7 @@ class Readers:
         return DriverUnavailable(f"the driver did not answer within {self._timeout_s:g} s")
 
     def snapshots(self) -> list[DeviceSnapshot]:
-        """Returns the readings of the GPUs that were read."""
+        """Returns the snapshots of the GPUs that were read so far."""
         return [reader.snapshot for reader in self.each if reader.snapshot is not None]
 
     def observe(self) -> DriverView:

@@ -66,7 +66,7 @@ class Consumers:
         self._checkpoint = _Checkpoint(plugin / CHECKPOINT) if plugin is not None else None
 
     def select(self, entries: Iterable[ContainerDevices]) -> list[ContainerDevices]:
-        """Returns the entries without those that provably only watch their device.
+        """Returns the entries that may use up their device. Omits entries that provably only watch it.
 
         `proven` of a returned entry is True if the entry provably uses up its device.
         """

@@ -39,7 +39,7 @@ class ContainerStart(NamedTuple):
 
 
 class PodLogs:
-    """Remembers UIDs and starts from one poll to the next."""
+    """Reads UIDs of pods and starts of containers, and remembers them from one poll to the next."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory = str(directory)

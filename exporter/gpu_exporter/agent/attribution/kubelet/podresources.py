@@ -182,7 +182,9 @@ def _parse_container(namespace: str, pod: str, message: bytes) -> Iterator[Conta
 
 
 def _parse_dynamic(message: bytes) -> Iterator[tuple[str, tuple[str, ...], bool, str, tuple[str, ...], bool]]:
-    """Yields, for each ClaimResource of a DynamicResource, the values of ContainerDevices from `resource` on."""
+    """Yields the values of ContainerDevices, from the field `resource` on, for each ClaimResource of a
+    DynamicResource.
+    """
     claim = claim_namespace = ""
     resources: list[bytes] = []
     for field, payload in read_fields(message):

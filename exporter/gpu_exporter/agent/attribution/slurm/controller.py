@@ -124,7 +124,7 @@ class SlurmSnapshot(NamedTuple):
     def unexplained(self) -> tuple[int | str, ...]:
         """Returns positions or shares of GPUs that are in use, but that no known job has.
 
-        For a record without positions: the negative number of such GPUs.
+        For a record without positions: one number, the negative count of these GPUs. Empty if there are none.
         """
         if self.node.used.unnamed:
             return (self.surplus(),) if self.surplus() < 0 else ()

@@ -46,7 +46,7 @@ class _Spoken(NamedTuple):
 
 
 class FiledJobs:
-    """Decides which of the prolog's files count without slurmctld. Not thread-safe."""
+    """Decides which of the prolog's files prove a job without a request to slurmctld. Not thread-safe."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -55,7 +55,7 @@ class FiledJobs:
         self._disputed: Set[str] = frozenset()
 
     def find(self, look: SlurmSnapshot, present: Present) -> dict[str, JobFile]:
-        """Returns the files that count without slurmctld, by job."""
+        """Returns the files that prove their job without a request to slurmctld, by job."""
         used = look.node.used
         if not (self.is_on and present.is_complete) or used.unnamed or used.shared or used.unnamed_share:
             return {}
@@ -72,8 +72,8 @@ class FiledJobs:
     def list_lost(self, look: SlurmSnapshot, present: Present) -> set[str]:
         """Returns the lost jobs: only a prolog's file has reported them, and this file no longer counts.
 
-        If the file is gone, the job has ended and is not lost, unless it has a step or may have one. A job with a stale
-        file (`Present.stale`) is lost.
+        - The file is gone: the job has ended and is not lost, unless it has a step or may have one.
+        - The file is stale (`Present.stale`): the job is lost.
         """
         told = {job.job_id for job in present.ended}
         is_believed = self.is_on and present.is_complete

@@ -75,15 +75,15 @@ def list_witnesses(job_id: str, present: Present, *, is_told: bool) -> str:
 
 
 def open_instance(grant: Grant, index: int, order: GpuOrder, procfs: Path) -> Grant:
-    """Returns the grant with the MIG instance, found from the capability files that gres.conf lists for it."""
+    """Adds the MIG instance to a grant, found from the capability files that gres.conf lists for it."""
     caps = order.caps[index] if index < len(order.caps) else ()
     instance = find_instance(caps, read_caps(procfs)) if caps else ""
     return grant._replace(kind="instance", device=instance) if instance else grant
 
 
 def name_by_prolog(grant: Grant, index: int, gpus: JobGpus, file: JobFile) -> Grant:
-    """Returns a grant with an unproven position with the UUID from the prolog. Unchanged if the prolog
-    wrote no UUID.
+    """Adds the prolog's UUID to a grant with an unproven position. Returns the grant unchanged if the prolog wrote no
+    UUID.
     """
     if file.indexes and len(file.indexes) == len(file.uuids) and index in file.indexes:
         return grant._replace(kind="uuid", device=file.uuids[file.indexes.index(index)])

@@ -99,8 +99,7 @@ class Filed(NamedTuple):
 def read_job_files(directory: Path) -> Filed:
     """Returns the jobs in the files of `directory`. Raises FileNotFoundError if it is missing, otherwise SourceError.
 
-    Only root or the exporter's user may have write access, because a user who can write there could make any GPU look
-    held.
+    Only root or the exporter's user may have write access. Any other user could make any GPU look held.
     """
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

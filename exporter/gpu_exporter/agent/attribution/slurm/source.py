@@ -253,7 +253,7 @@ class SlurmSource:
         )
 
     def _list_notices(self, look: SlurmSnapshot, present: Present) -> list[str]:
-        """Returns messages for people about states in which all grants are right."""
+        """Returns messages for people that affect no grant."""
         notices = list(present.notices)
         hidden, late = sorted(look.in_use() - look.claimed()), sorted(_list_late(look, present))
         if hidden:

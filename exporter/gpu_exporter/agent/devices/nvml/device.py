@@ -391,8 +391,7 @@ class NvmlDevice(Device):
         return int(self._fields.one(nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
 
     def read_processes(self) -> Processes:
-        """Reads the processes of the board. With MIG, reads those of each instance if the board's answer is not
-        complete.
+        """Returns the processes of the board. With MIG, reads each instance if the board's answer is not complete.
 
         With MIG, the call on the board needs more permissions, and some drivers do not report the instance of a
         process.

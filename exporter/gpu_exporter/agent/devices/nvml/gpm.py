@@ -1,5 +1,4 @@
-"""Reads GPM (GPU performance monitoring): takes samples of counters, and the metrics that NVML computes from two
-samples.
+"""Reads GPM (GPU performance monitoring): samples of counters, and the metrics that NVML computes from two samples.
 
 The two samples must be more than 100 ms apart (nvmlGpmSampleGet, note). Each window therefore keeps the sample of the
 last cycle, and a second buffer for the next sample. The buffers are allocated once and swapped.
@@ -79,13 +78,13 @@ class GpmWindows:
         return now - before, _compare(window.spare, window.last, metrics)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Frees the windows with these names."""
+        """Frees the buffers of the windows with these names."""
         for name in names:
             if (window := self._windows.pop(name, None)) is not None:
                 window.free()
 
     def free(self) -> None:
-        """Frees every window."""
+        """Frees the buffers of all windows."""
         self.forget(list(self._windows))
 
 

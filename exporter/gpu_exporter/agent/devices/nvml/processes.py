@@ -35,7 +35,7 @@ class Buffer:
     """A buffer for `room` entries of the largest size, and one more entry that the driver must not write. Used by one
     thread.
 
-    `room` is odd, because an even number of smaller entries may end at the same offset as a number of larger entries.
+    `room` is odd: an even number of smaller entries may end at the same offset as a number of larger entries.
     """
 
     def __init__(self) -> None:

@@ -272,7 +272,7 @@ class RecordedLibrary:
         return tuple(sorted(entry for entry in entries if entry[0] > since_us))
 
     def _once(self, question: Question, now: float) -> Any:
-        """Returns the newest answer, each only once, because it covers its own period. None without a new answer."""
+        """Returns the newest answer, or None if it was returned before: each answer covers its own period."""
         answers = self._find(question, now)
         newest = bisect.bisect_right(answers.times_s, now) - 1
         if newest <= self._given.get(question, -1):

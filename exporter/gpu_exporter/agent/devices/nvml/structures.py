@@ -27,7 +27,7 @@ class Value(ctypes.Union):
 
 
 class NvmlSample(ctypes.Structure):
-    """nvmlSample_t; `stamp` in microseconds of the wall clock."""
+    """nvmlSample_t. `stamp`: microseconds of the wall clock."""
 
     _fields_ = (("stamp", u64), ("value", Value))
 

@@ -1,7 +1,7 @@
 """Converts the driver's ring buffer of utilization samples into spans (times with known activity).
 
-The stamp of an entry is the end of its period, not the start. The distances between stamps show the length of a period.
-If an entry is lost, its time therefore remains unknown: the next entry does not cover it.
+The stamp of an entry is the end of its period, not the start. The length of a period is learned from the distances
+between stamps, so that an entry covers no more than one period. The time of a lost entry remains unknown.
 """
 
 from __future__ import annotations
@@ -143,7 +143,6 @@ class DriverRing:
         return stamps[-1] - begin
 
     def _length_of(self, entry: UtilizationSample) -> float:
-        """Returns how many seconds an entry covers."""
         known = entry.span_s if entry.span_s is not None else LATENESS * self._period.seconds
         return min(self._longest_s, known)
 

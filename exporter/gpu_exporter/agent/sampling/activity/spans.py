@@ -43,8 +43,8 @@ RING_PATIENCE_S = 30.0  # how long to wait for a silent ring: it keeps some 20 s
 def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, witnesses: Witnesses) -> Activity:
     """Returns the activity of a MIG instance over the GPM window that ended at `at`. Only GPM reports it.
 
-    All instances may share `witnesses`: a GPM reading covers its own window. Between cycles, the witnesses keep only
-    the lowest traffic of a link, and the value of the quietest instance is valid for all.
+    All instances may share `witnesses`: a GPM reading covers its own window, and needs no values of earlier cycles.
+    Only the lowest traffic of a link is kept between cycles. The value of the quietest instance is valid for all.
     """
     seen = witnesses.observe(Moment(gpm, is_instance=True))
     active = active_names(seen)
@@ -165,7 +165,7 @@ class ActivityReader:
         return LATENESS * self._rules.driver_period_max_s
 
     def _choose_interval(self, now: float, wall: float, *, covered: bool) -> None:
-        """Chooses the seconds until the next cycle. They are more if the driver's rings covered the last two cycles.
+        """Chooses the seconds until the next cycle: more if the driver's rings covered the last two cycles.
 
         The interval is at most half of the time for which the rings keep their entries.
         """
@@ -184,10 +184,10 @@ class ActivityReader:
     ) -> None:
         """Records whether the witnesses were active since the last cycle. They were read from `until` to `read_at`.
 
-        - Quiet witnesses prove only the time that every one of them covers. It ends at the first read. It begins at the
-          last cycle if the driver's ring buffers and sums cover the whole time (`covers`). Otherwise it begins one
-          driver period before the last read, because the utilization of an engine covers no more.
-        - An active witness may have been active at any moment up to the last read.
+        - Active: a witness may have been active at any moment up to the last read.
+        - Quiet: this proves only the time that every witness covers, up to the first read. If the driver's ring buffers
+          and sums cover the whole time (`covers`), this time begins at the last cycle. Otherwise it begins one driver
+          period before the last read, because the utilization of an engine covers no more.
         """
         if known and not active:
             seen_s = self._longest()

@@ -131,7 +131,7 @@ class TrafficRate:
 def in_one_second(mean: float, span_s: float) -> float:
     """Returns the mean rate as if all work of `span_s` seconds had been done in one second.
 
-    A long time between two cycles lowers the mean of short work. Such work must not fall below a limit because of that.
+    Short work between two distant cycles has a low mean, which would otherwise fall below the limit.
     """
     return mean * max(1.0, span_s)
 
@@ -168,9 +168,8 @@ class Engine:
 class GpmRatio:
     """One ratio of GPM, over the whole time since the last cycle.
 
-    `of_gpus`: the ratio is also a witness for whole GPUs, not only for MIG instances. The memory ratio of a whole GPU
-    may remain above the limit while the memory is not in use (NVIDIA/DCGM#65); the GPU would never be idle. Whole GPUs
-    have other witnesses.
+    `of_gpus`: the ratio is also a witness for whole GPUs, not only for MIG instances. False for the memory ratio: it
+    may remain above the limit while the memory is not in use (NVIDIA/DCGM#65), and the GPU would never be idle.
     """
 
     is_moment = False
@@ -230,10 +229,10 @@ class TrafficAtRest:
 class LinkTraffic:
     """Traffic over PCIe or NVLink, in bytes per second. The driver's counters and GPM are judged separately.
 
-    A long cycle is judged as if all of its traffic had moved in one second. A link at rest has traffic too, because
-    reading the GPU moves bytes: 2 to 7 MB/s over the PCIe link of an H200. Only the traffic above this rest counts,
-    because otherwise the GPU would never be idle. If it exceeds the limit but the mean does not, the next cycles are
-    short.
+    - A long cycle is judged as if all of its traffic had moved in one second.
+    - A link at rest has traffic too, because reading the GPU moves bytes: 2 to 7 MB/s over the PCIe link of an H200.
+      Only the traffic above this rest counts, because otherwise the GPU would never be idle.
+    - If the traffic in one second exceeds the limit but the mean does not, the next cycles are short.
     """
 
     def __init__(self, name: str, floor: float) -> None:
@@ -275,8 +274,8 @@ class LinkTraffic:
 
 
 class Power:
-    """The GPU's power. It shows activity if it is clearly above the power at rest, now or as the mean since the last
-    cycle.
+    """The GPU's power: active if its present value or its mean since the last cycle is clearly above
+    the power at rest.
     """
 
     name = "power"

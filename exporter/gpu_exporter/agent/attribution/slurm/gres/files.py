@@ -114,7 +114,7 @@ def _minor_of(name: str, vendor: Vendor) -> int | None:
 
 
 def _read_text(path: Path, dates: list[tuple[float, Path]]) -> str:
-    """Returns the text of a file, and appends the time of its last change (content or attributes) to `dates`.
+    """Returns the text of a file. Appends the time of its last change (content or attributes) to `dates`.
 
     Raises OSError, UnicodeDecodeError.
     """

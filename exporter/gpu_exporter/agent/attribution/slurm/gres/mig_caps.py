@@ -19,7 +19,10 @@ LINE = re.compile(r"gpu(\d{1,4})/gi(\d{1,4})(?:/ci(\d{1,4}))?/access (\d{1,6})")
 
 
 def read_caps(procfs: Path) -> Mapping[int, str]:
-    """Returns GPU/INSTANCE or GPU/INSTANCE/COMPUTE by number of the capability file. Empty without a list."""
+    """Returns the instance of each capability file: GPU/INSTANCE or GPU/INSTANCE/COMPUTE, by number of the file.
+
+    Empty if the driver has no list.
+    """
     try:
         with (procfs / PLACE).open("rb") as file:
             text = file.read(READ_MAX).decode("ascii", "replace")
