@@ -1,6 +1,7 @@
 """Resolves each grant (a source's report that a holder has a device) to a unit of this node.
 
-If two sources disagree, the source with the higher precedence counts, and the conflict is counted. Nothing is guessed.
+If two sources disagree, the exporter uses the source with the higher precedence, and counts a conflict. Nothing is
+guessed.
 """
 
 from __future__ import annotations

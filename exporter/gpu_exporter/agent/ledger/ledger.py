@@ -635,7 +635,8 @@ class Ledger:
         return holding.ring if holding is not None else None
 
     def newest_ratio(self, allocation: Allocation, now: float) -> float | None:
-        """Returns the newest known mean utilization of a holder on a shared unit, over one bucket of its ring.
+        """Returns the newest known utilization (0 to 1) of a holder on a shared unit: the mean over one bucket of its
+        ring.
 
         None if no bucket is known within `longest_unconfirmed_s`.
         """

@@ -219,7 +219,9 @@ class NodeState:
             )
 
     def mean_of(self, units: Sequence[UnitId], start: float, end: float) -> float | None:
-        """Returns the mean utilization of these units between two times (monotonic seconds), None if unknown."""
+        """Returns the mean utilization (0 to 1) of these units between two times (monotonic seconds),
+        None if unknown.
+        """
         with self._lock:
             rings = [ring for unit in units if (ring := self.ledger.unit_ring(unit)) is not None]
             means = [mean for ring in rings if (mean := _mean(ring.values(end, end - start))) is not None]

@@ -101,7 +101,7 @@ class DeviceLoop(Worker):
             self._rest(wait_s)
 
     def _cycle(self) -> float:
-        """Finds the device, or samples it once. Returns the seconds until the next cycle."""
+        """Finds the device if it is not known yet, and samples it once. Returns the seconds until the next cycle."""
         if self.sampler is None:
             try:
                 self.sampler = self._make_sampler(self._find(self.position))

@@ -1,4 +1,4 @@
-"""Remembers which witnesses were active at which time. This decides whether a utilization of 0 counts as idle."""
+"""Remembers which witnesses were active at which time, to decide whether a utilization of 0 counts as idle."""
 
 from __future__ import annotations
 

@@ -122,9 +122,10 @@ class SlurmSnapshot(NamedTuple):
         return tuple(sorted(self.claimed() ^ self.in_use()))
 
     def unexplained(self) -> tuple[int | str, ...]:
-        """Returns positions or shares of GPUs that are in use, but that no known job has.
+        """Returns positions or shares of GPUs that are in use, but that no known job has. Empty if every GPU in use has
+        a job.
 
-        For a record without positions: one number, the negative count of these GPUs. Empty if there are none.
+        For a record without positions: one number, the negative count of these GPUs.
         """
         if self.node.used.unnamed:
             return (self.surplus(),) if self.surplus() < 0 else ()

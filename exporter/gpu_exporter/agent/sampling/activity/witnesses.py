@@ -168,8 +168,9 @@ class Engine:
 class GpmRatio:
     """One ratio of GPM, over the whole time since the last cycle.
 
-    `of_gpus`: the ratio is also a witness for whole GPUs, not only for MIG instances. False for the memory ratio: it
-    may remain above the limit while the memory is not in use (NVIDIA/DCGM#65), and the GPU would never be idle.
+    `of_gpus`: the ratio is also a witness for whole GPUs, not only for MIG instances. It is False e.g. for the memory
+    ratio, which may remain above the limit while the memory is not in use (NVIDIA/DCGM#65). The GPU would then never be
+    idle.
     """
 
     is_moment = False
