@@ -169,7 +169,7 @@ def _parse_exporter(text: str) -> Address:
 
 
 def build_client(options: argparse.Namespace, *addresses: Address | None) -> Client:
-    """Build the client for requests to Prometheus or the exporters at these addresses. Raises ValueError, OSError."""
+    """Builds the client for requests to Prometheus or the exporters at these addresses. Raises ValueError, OSError."""
     from gpu_exporter.common.promql.client import Client, Credentials
 
     credentials = Credentials(

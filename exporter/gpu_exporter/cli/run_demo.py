@@ -68,8 +68,8 @@ def demo_settings() -> Settings:
 
 
 def run_demo(address: str, speed: float, duration_s: float | None, scenario: Path = SCENARIO) -> int:
-    """Serve the simulated node. Print its table, the reasons behind it, each label that the reconciler would write, the
-    effect of a fix, and the decisions.
+    """Serves the simulated node. Print its table, the reasons behind it, each label that the reconciler would write,
+    the effect of a fix, and the decisions.
 
     The demo ends after `duration_s` times `speed` seconds of its clock, or never without `duration_s`. On a busy
     machine this takes longer than `duration_s`. Raises ValueError, OSError for a bad address.

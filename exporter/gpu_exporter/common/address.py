@@ -60,7 +60,7 @@ class Address:
 
 
 def parse_address(text: str, scheme: str = "") -> Address:
-    """Parse the address of a server.
+    """Parses the address of a server.
 
     `scheme`: used if the text has no scheme, as in HOST:PORT; "" if the text must have one. Raises ValueError, whose
     text repeats no part of the address, since any part may be a badly written password.
@@ -84,7 +84,7 @@ def parse_address(text: str, scheme: str = "") -> Address:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Expand a list of hosts to one address per host: `http://gpu-[01-40]:9836`, `gpu-1,gpu-9`.
+    """Expands a list of hosts to one address per host: `http://gpu-[01-40]:9836`, `gpu-1,gpu-9`.
 
     Raises ValueError. As in parse_address, its text repeats no part of the address.
     """

@@ -47,7 +47,7 @@ def _quote(value: str) -> str:
 
 
 def set_up_logging(level: str, form: str) -> None:
-    """Send all log lines of the program to standard error."""
+    """Sends all log lines of the program to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else LogfmtFormatter())
     root = logging.getLogger()

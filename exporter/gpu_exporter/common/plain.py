@@ -29,7 +29,7 @@ def encodable(text: str) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """Cut the text to `most` characters. A cut text ends in a digest of the full text, so that different texts stay
+    """Cuts the text to `most` characters. A cut text ends in a digest of the full text, so that different texts stay
     different.
     """
     if len(text) <= most:

@@ -59,7 +59,7 @@ class Vendor(NamedTuple):
 
 
 def compile_resources(patterns: Sequence[str]) -> list[re.Pattern[str]]:
-    """Compile the patterns of --attribution.resource. Raises ValueError."""
+    """Compiles the patterns of --attribution.resource. Raises ValueError."""
     compiled = []
     for pattern in patterns:
         try:

@@ -19,7 +19,7 @@ class LinkHistory:
         self._entries: deque[tuple[float, float, float]] = deque()  # monotonic, bandwidth, its maximum
 
     def add(self, snapshot: DeviceSnapshot) -> None:
-        """Remember the link if the GPU works in this snapshot and worked in the one before.
+        """Remembers the link if the GPU works in this snapshot and worked in the one before.
 
         The link is read less often than the utilization: when work begins, its last reading is still from the time at
         rest.

@@ -57,7 +57,7 @@ class Actor(Protocol):
     scheduler: str
 
     def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
-        """Read the live target, with everything that an act would end. Writes nothing. Raises Refused.
+        """Reads the live target, with everything that an act would end. Writes nothing. Raises Refused.
 
         `verbs`: the acts that the site allows. `idle_s`: how long the whole target has been idle (seconds), because an
         owner may have asked for a longer time.
@@ -70,7 +70,7 @@ class Actor(Protocol):
         """The journal entry of an act that is about to begin."""
 
     def act(self, target: Target, entry: Entry) -> None:
-        """Act on the target, unless it has changed since it was read. Raises Refused, MarkError.
+        """Acts on the target, unless it has changed since it was read. Raises Refused, MarkError.
 
         After a MarkError, `MarkError.says_undone` is true if the act certainly had no effect.
         """
@@ -81,7 +81,7 @@ class Actor(Protocol):
         """
 
     def tell(self, entry: Entry, text: str) -> None:
-        """Notify the owner by an Event. If the act patched another object, also write a note on the target.
+        """Notifies the owner by an Event. If the act patched another object, also write a note on the target.
 
         Further calls for the same entry change nothing.
         """

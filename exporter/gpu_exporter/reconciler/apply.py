@@ -22,7 +22,7 @@ class Leadership(Protocol):
         """Whether this process certainly is the one that may write."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` until this process may write. Returns whether it may write now."""
+        """Waits at most `seconds` until this process may write. Returns whether it may write now."""
 
 
 class ApplyRuns:
@@ -56,7 +56,7 @@ class ApplyRuns:
         return self._clock.monotonic() < self._rest_until
 
     def run(self) -> str:
-        """Run one cycle. Returns in words what was not done; "" for nothing, and if another process runs the cycle.
+        """Runs one cycle. Returns in words what was not done; "" for nothing, and if another process runs the cycle.
 
         After a scheduler was slow to list its marks, some runs do nothing, so that it gets fewer requests.
         """
@@ -94,7 +94,7 @@ class RemovedMark(NamedTuple):
 def withdraw_all(
     markers: Sequence[Marker], clock: Clock, *, apply: bool, may_write: Callable[[], bool] = lambda: True
 ) -> Iterator[RemovedMark]:
-    """Withdraw every mark. Without `apply`, only list the marks.
+    """Withdraws every mark. Without `apply`, only list the marks.
 
     `may_write`: called before each withdrawal; false while another reconciler may write. Raises MarkError if the marks
     cannot be listed.

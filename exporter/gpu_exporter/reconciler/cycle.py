@@ -45,10 +45,10 @@ class CycleObserver(Protocol):
     """
 
     def count_write(self, result: str) -> None:
-        """Count a write by result: written, renewed, withdrawn, replaced, conflict, throttled, fenced, error."""
+        """Counts a write by result: written, renewed, withdrawn, replaced, conflict, throttled, fenced, error."""
 
     def count_skip(self, reason: str) -> None:
-        """Count a mark that was not set, by reason."""
+        """Counts a mark that was not set, by reason."""
 
 
 class CycleHooks(NamedTuple):
@@ -130,7 +130,7 @@ class ReconcileCycle:
         return sum_odd(self._markers.values())
 
     def run(self) -> str:
-        """Run one cycle. Returns its problems, "" for none. Raises nothing.
+        """Runs one cycle. Returns its problems, "" for none. Raises nothing.
 
         After an unexpected error the next cycle continues, because a process that had ended could not withdraw marks.
         """
@@ -167,7 +167,7 @@ class ReconcileCycle:
         return problems
 
     def _withdraw_at_once(self, marks: Sequence[Mark], wall: float) -> set[HolderName]:
-        """Withdraw the marks that can be withdrawn without evidence. Returns their holders, which get no other mark in
+        """Withdraws the marks that can be withdrawn without evidence. Returns their holders, which get no other mark in
         this cycle.
         """
         withdrawals, running = plan([], marks, wall, self._policy).withdrawals, [m for m in marks if not m.ended]
@@ -219,7 +219,7 @@ class ReconcileCycle:
         return marks, unlisted
 
     def _check_all(self, pairs: Sequence[tuple[Mark, Decision | None]]) -> set[HolderName]:
-        """Compare live objects with the evidence, if there is any. Withdraw marks that these objects must not carry.
+        """Compares live objects with the evidence, if there is any. Withdraw marks that these objects must not carry.
 
         Returns the holders of the withdrawn marks. A mark must meet the conditions of its own stage. The conditions of
         a higher stage are checked when the higher mark is written.
@@ -264,7 +264,7 @@ class ReconcileCycle:
         self.standing.pop(mark.name, None)
 
     def _write_all(self, decisions: Sequence[Decision], wall: float) -> set[HolderName]:
-        """Set marks while the evidence of `wall` is fresh; a slow API server can make it stale. Returns the marked
+        """Sets marks while the evidence of `wall` is fresh; a slow API server can make it stale. Returns the marked
         holders.
         """
         written: set[HolderName] = set()
@@ -313,7 +313,7 @@ class ReconcileCycle:
         return written
 
     def _renew_all(self, kept: Sequence[tuple[Mark, Decision]], wall: float) -> None:
-        """Renew the time of the evidence on marked objects, the oldest first.
+        """Renews the time of the evidence on marked objects, the oldest first.
 
         A failed renewal has no effect while evidence lasts. If the evidence then ends, the mark is withdrawn earlier.
         """

@@ -42,7 +42,7 @@ class DryRun:
         self.task = Task("cycle")  # ReconcilerSite reports cycles that do not end
 
     def run(self) -> None:
-        """Run one cycle. Raises nothing, so that the dry run continues after any error."""
+        """Runs one cycle. Raises nothing, so that the dry run continues after any error."""
         began = self._clock.monotonic()
         problem = ""
         self._decisions: Sequence[Decision] = ()

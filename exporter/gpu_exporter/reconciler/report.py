@@ -82,7 +82,7 @@ def explain(
     use: UseOfUnits = NO_USE,
     waiting: Mapping[str, float] = NOBODY,
 ) -> str:
-    """Explain one holder. The first line shows what its GPUs do, why, and what to change. The next lines show its
+    """Explains one holder. The first line shows what its GPUs do, why, and what to change. The next lines show its
     stage, the numbers behind the stage, and the limits of the policy.
 
     `action`: the act that may follow, from what_may_follow.

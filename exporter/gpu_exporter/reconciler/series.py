@@ -45,7 +45,7 @@ class Stages(Collector):
         self._is_full = False
 
     def note(self, decisions: Sequence[Decision]) -> None:
-        """Keep only the published labels, not the evidence behind them."""
+        """Keeps only the published labels, not the evidence behind them."""
         labelled = [(each.name, each.stage) for each in decisions if each.stage in MARKED]
         labelled += [(each.name, each.stall) for each in decisions if each.stall in (STALLED, SPINNING)]
         if len(labelled) > STAGES_MAX:

@@ -18,7 +18,7 @@ class TextPlace(Protocol):
         """The text under this key, "" if there is no text."""
 
     def write_text(self, key: str, text: str) -> None:
-        """Replace the text under this key."""
+        """Replaces the text under this key."""
 
 
 class TextFiles:

@@ -105,7 +105,7 @@ class ObservedIterable:
 
 
 def observe_loader(loader: Any, listener: LoopListener) -> Any:
-    """Make the wrapper that the loop iterates over instead of `loader`.
+    """Makes the wrapper that the loop iterates over instead of `loader`.
 
     For a DataLoader of torch, the class of the wrapper is derived from the loader's class, and both objects share one
     attribute dictionary. So isinstance, len, set_epoch and state_dict work as before, and so do the attributes that

@@ -97,7 +97,7 @@ class SpentTime(NamedTuple):
         return self.step_s > 0.0 and are_enough(self.steps, self.step_s)
 
     def add(self, other: SpentTime) -> SpentTime:
-        """Add another loop of the same process that runs before or after this loop, e.g. an evaluation."""
+        """Adds another loop of the same process that runs before or after this loop, e.g. an evaluation."""
         names = {**self.phase_s, **other.phase_s}
         return SpentTime(
             self.steps + other.steps,
@@ -110,7 +110,7 @@ class SpentTime(NamedTuple):
 
     @property
     def each_s(self) -> float:
-        """Mean duration of a step."""
+        """Means duration of a step."""
         return self.step_s / self.steps
 
     @property
@@ -247,7 +247,7 @@ class LateRank(NamedTuple):
 
 
 def find_late(ranks: Sequence[RankTime]) -> LateRank | None:
-    """Find the late rank among the ranks on a node. None if they cannot be compared.
+    """Finds the late rank among the ranks on a node. None if they cannot be compared.
 
     Only durations are compared, never clocks. In a collective operation all ranks wait for the last one, so the late
     rank waits least in it. If not all ranks mark this phase, the late rank is the one that waits longest for its data.

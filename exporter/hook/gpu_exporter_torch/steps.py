@@ -34,7 +34,7 @@ class StepCounter:
         self._is_skipped = False
 
     def begin_epoch(self) -> None:
-        """Note that the loop makes a new iterator. Closes an open step of the last iterator, e.g. after a break or an
+        """Notes that the loop makes a new iterator. Closes an open step of the last iterator, e.g. after a break or an
         error.
         """
         if self._begin is not None and self._marks:
@@ -48,8 +48,7 @@ class StepCounter:
             self._begin = now
 
     def get(self, asked: int, now: int, *, is_first: bool) -> None:
-        """Note that the loop received the batch that it requested at `asked`. `is_first`: the iterator's first
-        batch.
+        """Notes that the loop received the batch that it requested at `asked`. `is_first`: the iterator's first batch.
         """
         self.batches += 1
         self._batches += 1
@@ -63,7 +62,7 @@ class StepCounter:
             self._wait += now - asked
 
     def restart(self, now: int) -> None:
-        """Note other work of the framework between two batches, e.g. an evaluation, which belongs to no step."""
+        """Notes other work of the framework between two batches, e.g. an evaluation, which belongs to no step."""
         if self._begin is not None and not self._batches:
             self._begin, self._wait = now, 0
 
@@ -77,7 +76,7 @@ class StepCounter:
         self._drop()
 
     def mark(self, now: int) -> None:
-        """Note that the optimizer has made its step. Marks without a new batch between them belong to one step."""
+        """Notes that the optimizer has made its step. Marks without a new batch between them belong to one step."""
         if not self.marked:  # the first mark: the batches before it were no steps
             self.marked = True
             self.steps = self.measured = self.skipped = self.step_ns = self.wait_ns = self._recent_count = 0
@@ -86,7 +85,8 @@ class StepCounter:
         self._last_mark = now
 
     def skip(self) -> None:
-        """Do not measure the present step, because a profiler slows it down, or the framework does other work in it."""
+        """Does not measure the present step, because a profiler slows it down, or the framework does other work in it.
+        """
         self._is_skipped = True
 
     @property

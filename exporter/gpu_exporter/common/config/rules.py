@@ -82,7 +82,7 @@ class RuleFaults(ValueError):
 
 
 def read_rules(place: str, node: Any, policy: Policy) -> tuple[PolicyRule, ...]:
-    """Read the policies from a node of yaml.compose. `place`: the file, for errors. Raises RuleFaults."""
+    """Reads the policies from a node of yaml.compose. `place`: the file, for errors. Raises RuleFaults."""
     faults: list[str] = []
     reader = _RulesReader(place, faults)
     rules: list[PolicyRule] = []

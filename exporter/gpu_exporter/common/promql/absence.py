@@ -63,7 +63,8 @@ FindMonitors: TypeAlias = Callable[[], Absence | None]  # PodMonitors of the clu
 
 
 def explain_absence(ask: Ask, matcher: str, wall: float, find_monitors: FindMonitors | None = None) -> Absence:
-    """Explain why no series of an exporter matches at `wall` (Unix seconds). Kind "unknown" if the API does not answer.
+    """Explains why no series of an exporter matches at `wall` (Unix seconds). Kind "unknown" if the API does not
+    answer.
 
     `matcher`: label matchers of the user. `find_monitors`: called if Prometheus has no target; None without a cluster.
     """
@@ -76,7 +77,7 @@ def explain_absence(ask: Ask, matcher: str, wall: float, find_monitors: FindMoni
 
 
 def explain_gaps(ask: Ask, matcher: str, wall: float, needed_s: float) -> list[Absence]:
-    """List what is missing although exporters have series: targets, holders, `needed_s` seconds of history."""
+    """Lists what is missing although exporters have series: targets, holders, `needed_s` seconds of history."""
     try:
         found = _failing(ask, matcher), _without_holders(ask, matcher), _young(ask, matcher, wall, needed_s)
         return [each for each in found if each is not None]

@@ -140,7 +140,7 @@ class WebConfig:
         self._seen = self._settled = self.security.settings.digest
 
     def turn(self) -> bool:
-        """Read the files again; true if `security` is new. A change is applied only after two calls in a row have read
+        """Reads the files again; true if `security` is new. A change is applied only after two calls in a row have read
         the same content, because a program may still be writing one of the files.
         """
         settings, found = None, ""

@@ -48,7 +48,7 @@ class WebSettings(NamedTuple):
 
 
 def read_settings(path: Path, before: WebSettings | None = None) -> WebSettings:
-    """Read the file and the files that it names. `before`: the settings in use. Raises WebConfigError."""
+    """Reads the file and the files that it names. `before`: the settings in use. Raises WebConfigError."""
     data = _read(path, str(path))
     sections = _parse(path, data)
     kept: list[str] = []

@@ -20,7 +20,7 @@ class BoardFloor:
         self._recent: deque[float] = deque(maxlen=READINGS)
 
     def learn(self, power_w: float) -> None:
-        """Add the mean power of a step with utilization 0."""
+        """Adds the mean power of a step with utilization 0."""
         self._recent.append(power_w)
         if len(self._recent) == READINGS:
             median_w = sorted(self._recent)[READINGS // 2]

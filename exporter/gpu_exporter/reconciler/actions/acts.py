@@ -36,13 +36,13 @@ class ActionObserver(Protocol):
     """Counts acts, and underused groups without an act. It is a Protocol because Telemetry imports this package."""
 
     def count_action(self, action: str, result: str) -> None:
-        """Count an act. `result`: done, unconfirmed, shadow, refused, or the `result` of a MarkError."""
+        """Counts an act. `result`: done, unconfirmed, shadow, refused, or the `result` of a MarkError."""
 
     def count_not_acted(self, reason: str) -> None:
-        """Count an underused group on which this cycle did not act, by reason."""
+        """Counts an underused group on which this cycle did not act, by reason."""
 
     def note_spared(self, decisions: Sequence[Decision], reason: str) -> None:
-        """Note the underused holders that keep their GPUs for this reason."""
+        """Notes the underused holders that keep their GPUs for this reason."""
 
 
 class Receipt(NamedTuple):
@@ -99,7 +99,8 @@ class Acts:
         return [(max(0.0, wall - entry.wall), entry.gpus, dict(entry.waited_for)) for entry in entries]
 
     def begin(self, actor: Actor, proposal: Proposal, target: Target, receipt: Receipt) -> str:
-        """Write the journal entry, act, and complete the entry from the live object. Returns the result in the entry.
+        """Writes the journal entry, acts, and completes the entry from the live object. Returns the result in the
+        entry.
 
         Returns LOST if the act failed without a clear answer and the live object does not show the result. Raises
         Refused and MarkError if the act has not begun.
@@ -132,7 +133,7 @@ class Acts:
         return next((each.told for each in self._entries if each.ident == entry.ident), "")
 
     def complete_all(self) -> None:
-        """Complete the acts that this process or an earlier one began. Raises MarkError for an unreadable journal."""
+        """Completes the acts that this process or an earlier one began. Raises MarkError for an unreadable journal."""
         self._entries = self._journal.read()
         for entry in self._entries:
             if not entry.told and (actor := self._actors.get(entry.scheduler)) is not None:
@@ -140,7 +141,7 @@ class Acts:
         self._look_at_acts()
 
     def _complete(self, actor: Actor, entry: Entry) -> None:
-        """Complete an entry as soon as the live object shows the result. Raises nothing."""
+        """Completes an entry as soon as the live object shows the result. Raises nothing."""
         age_s = self._clock.wall() - entry.wall
         failed = "the object cannot be read, so the result is unknown"
         try:
@@ -169,7 +170,7 @@ class Acts:
             self._finish(entry, "error" if sight == NOT_DONE else "unconfirmed")
 
     def _finish(self, entry: Entry, result: str) -> None:
-        """Write the result of an entry to the journal and the log, and count it."""
+        """Writes the result of an entry to the journal and the log, and counts it."""
         try:
             self._journal.complete(entry.ident, result)
         except MarkError as exc:  # the next cycle tries again
@@ -186,7 +187,7 @@ class Acts:
                 self._audit.note_result(HolderName(entry.scheduler, entry.namespace, name), facts)
 
     def _look_at_acts(self) -> None:
-        """Check whether owners have resumed what the reconciler suspended or stopped."""
+        """Checks whether owners have resumed what the reconciler suspended or stopped."""
         for entry in self._record.acts_due():
             actor = self._actors.get(entry.scheduler)
             if actor is None or not entry.target.kind:  # a cancelled job cannot be resumed
@@ -206,7 +207,7 @@ class Acts:
                 self._record.note_gone(entry)
 
     def _note_begin(self, proposal: Proposal, entry: Entry, receipt: Receipt) -> bool:
-        """Write the coming act and its proofs to the audit log. Returns False if this failed."""
+        """Writes the coming act and its proofs to the audit log. Returns False if this failed."""
         if self._audit is None:
             return True
         is_written = True

@@ -34,7 +34,7 @@ class FreedGpus:
         self._freed: list[_Freed] = []
 
     def observe(self, demand: Iterable[Mapping[str, float]]) -> None:
-        """Forget freed GPUs when the demand has fallen by their number, or after FREED_S.
+        """Forgets freed GPUs when the demand has fallen by their number, or after FREED_S.
 
         `demand`: for each holder of this cycle, the GPUs that others wait for, by pool.
         """
@@ -64,7 +64,7 @@ class FreedGpus:
         return found
 
     def note(self, gpus: int, waited_for: Mapping[str, float], age_s: float = 0.0) -> None:
-        """Note that `gpus` GPUs were taken back `age_s` seconds ago, or may have been."""
+        """Notes that `gpus` GPUs were taken back `age_s` seconds ago, or may have been."""
         at = self._clock.monotonic() - age_s
         self._freed += [_Freed(at, pool, gpus, waiting) for pool, waiting in waited_for.items()]
 

@@ -38,7 +38,7 @@ class Journal:
         return parse(self._texts.read_text(KEY))
 
     def begin(self, entry: Entry) -> None:
-        """Add an entry. The oldest completed entries are removed to make room."""
+        """Adds an entry. The oldest completed entries are removed to make room."""
         entries = list(self.read())
         while len(entries) >= ENTRIES_MAX:
             oldest = next((each for each in entries if each.told), None)
@@ -48,7 +48,7 @@ class Journal:
         self._write([*entries, entry])
 
     def complete(self, ident: str, told: str) -> None:
-        """Write the result of an entry."""
+        """Writes the result of an entry."""
         self._write(each._replace(told=told) if each.ident == ident else each for each in self.read())
 
     def _write(self, entries: Iterable[Entry]) -> None:

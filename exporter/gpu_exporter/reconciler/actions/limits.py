@@ -31,7 +31,7 @@ class ActionLimits:
         self._until = 0.0  # monotonic
 
     def begin_cycle(self, titles: Collection[str]) -> None:
-        """Reset the counts of a cycle. `titles`: of all proposals, including those that later cycles handle."""
+        """Resets the counts of a cycle. `titles`: of all proposals, including those that later cycles handle."""
         now = self._clock.monotonic()
         while self._shadowed and now - self._shadowed[0] >= HOUR_S:
             self._shadowed.popleft()
@@ -44,7 +44,7 @@ class ActionLimits:
         return self._read_at.get(title, -math.inf)
 
     def object_to(self, title: str, begun: int | None) -> None:
-        """Raise Refused if a limit is reached.
+        """Raises Refused if a limit is reached.
 
         `begun`: acts of the last hour according to the journal; None in mode shadow.
         """
@@ -60,7 +60,7 @@ class ActionLimits:
             raise Refused("limit", "actions.cycle_max or actions.hour_max is reached")
 
     def object_to_reading(self) -> None:
-        """Raise Refused if this cycle has read enough targets."""
+        """Raises Refused if this cycle has read enough targets."""
         if self._reads_left <= 0:
             raise Refused("limit", f"this cycle has read {TARGETS_MAX} targets; the next cycle continues")
 
@@ -70,11 +70,11 @@ class ActionLimits:
         self._read_at[title] = self._clock.monotonic()
 
     def note_act(self, *, is_shadow: bool = False) -> None:
-        """Count one act, or in mode shadow the act that mode act would do."""
+        """Counts one act, or in mode shadow the act that mode act would do."""
         self._acts_left -= 1
         if is_shadow:
             self._shadowed.append(self._clock.monotonic())
 
     def note_failure(self, title: str) -> None:
-        """Note that an attempt on this target failed because of the target itself."""
+        """Notes that an attempt on this target failed because of the target itself."""
         self._failed_at[title] = self._clock.monotonic()

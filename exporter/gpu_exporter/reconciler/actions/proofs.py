@@ -192,8 +192,7 @@ class Proofs:
         }
 
     def _ask(self, query: str, clusters: Collection[str] = ()) -> list[VectorRow]:
-        """Run a query, return its rows. Raises AnswerError if the rows and `clusters` together name several
-        clusters.
+        """Runs a query; returns its rows. Raises AnswerError if the rows and `clusters` together name several clusters.
         """
         rows = parse_vector(
             self._fetch(self._prometheus.page("/api/v1/query"), {"query": query}, ANSWER_MAX, WITHIN_S), query

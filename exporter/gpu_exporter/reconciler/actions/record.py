@@ -97,7 +97,7 @@ class Record:
         self._clear()
 
     def forget(self) -> None:
-        """Forget the record while another process decides. This process reads it again when it decides itself."""
+        """Forgets the record while another process decides. This process reads it again when it decides itself."""
         if self._place is not None:
             self._clear()
             self._observer.forget()
@@ -149,7 +149,7 @@ class Record:
         self._observer.count_dropped(what, number)
 
     def note_act(self, entry: Entry) -> None:
-        """Count a completed act. For one day, later cycles check whether its owner resumes the target.
+        """Counts a completed act. For one day, later cycles check whether its owner resumes the target.
 
         Counts each act only once. Raises MarkError while the record cannot be read.
         """
@@ -175,12 +175,12 @@ class Record:
         return due
 
     def note_resumed(self, entry: Entry) -> None:
-        """Count an act whose target was resumed by its owner."""
+        """Counts an act whose target was resumed by its owner."""
         self._acts.pop(entry.ident, None)
         self._count(Account(*entry.record), RESUMED)
 
     def note_gone(self, entry: Entry) -> None:
-        """Drop an act whose target no longer exists, because its owner cannot resume it."""
+        """Drops an act whose target no longer exists, because its owner cannot resume it."""
         self._acts.pop(entry.ident, None)
 
     def why_not(self, account: Account, settings: Actions) -> Skipped | PolicyStanding:
@@ -239,7 +239,7 @@ class Record:
             self._fold(day, TENANTS_MAX)
 
     def _fold(self, day: defaultdict[Account, list[int]], most: int) -> None:
-        """Count some tenants of a day as OTHER, so that each policy and class names at most `most` tenants.
+        """Counts some tenants of a day as OTHER, so that each policy and class names at most `most` tenants.
 
         Tenants without regrets are folded first, and among them those with the fewest decisions.
         """
@@ -257,12 +257,12 @@ class Record:
                 self.count_dropped(TENANTS, len(folded))
 
     def _drop_act(self) -> None:
-        """Drop the oldest act. The record then cannot show whether its owner resumes the target."""
+        """Drops the oldest act. The record then cannot show whether its owner resumes the target."""
         del self._acts[next(iter(self._acts))]
         self.count_dropped(ACTS, 1)
 
     def _load(self) -> None:
-        """Read the record of the previous process. If this fails, the next cycle tries again."""
+        """Reads the record of the previous process. If this fails, the next cycle tries again."""
         if self._is_loaded or self._place is None:
             return
         try:
@@ -347,7 +347,7 @@ class Record:
         return base64.b64encode(packed).decode()
 
     def _restore(self, text: str) -> None:
-        """Fill the record from its text. Raises MarkError for a text in another format."""
+        """Fills the record from its text. Raises MarkError for a text in another format."""
         try:
             unpack = zlib.decompressobj()
             data = unpack.decompress(base64.b64decode(text, validate=True), PLAIN_MAX)

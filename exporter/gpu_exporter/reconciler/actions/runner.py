@@ -66,7 +66,7 @@ class ActionRunner:
         self._said: dict[str, str] = {}  # by title, the reason that was logged last
 
     def run(self, decisions: Collection[Decision]) -> None:
-        """Run one cycle for the holders that are marked underused. Raises nothing."""
+        """Runs one cycle for the holders that are marked underused. Raises nothing."""
         try:
             self._run(decisions)
         except Exception:  # the marks of this cycle remain, and those of the next must not wait for it
@@ -109,7 +109,7 @@ class ActionRunner:
                     return
 
     def _complete_all(self) -> FreedGpus:
-        """Complete the acts that have begun. Returns the GPUs that were freed. Raises MarkError if it cannot read the
+        """Completes the acts that have begun. Returns the GPUs that were freed. Raises MarkError if it cannot read the
         journal.
         """
         acts = self._parts.acts
@@ -122,7 +122,7 @@ class ActionRunner:
         return self._freed
 
     def _consider(self, proposal: Proposal, proven: Proven, freed: FreedGpus) -> None:
-        """Check all gates, then act. Raises Refused, MarkError, AnswerError."""
+        """Checks all gates, then acts. Raises Refused, MarkError, AnswerError."""
         gates, acts, actor = self._parts.gates, self._parts.acts, self._find_actor(proposal)
         self._object_to_limits(proposal)
         warned = gates.object_to_warnings(proposal, proven.warnings)
@@ -168,7 +168,7 @@ class ActionRunner:
         return target, fresh
 
     def _shadow(self, proposal: Proposal, target: Target, demand: Mapping[str, float], freed: FreedGpus) -> None:
-        """Count and log once the act that mode act would do."""
+        """Counts and logs once the act that mode act would do."""
         if self._say(proposal.title, target.verb, f"mode act would {target.verb} it"):
             self._observer.count_action(target.verb, "shadow")
             self._limits.note_act(is_shadow=True)
@@ -215,7 +215,7 @@ class ActionRunner:
         self._say(title, skipped.reason, f"nothing is done: {skipped.why}")
 
     def _say(self, title: str, reason: str, text: str) -> bool:
-        """Log a reason once, not in every cycle. Returns whether it was logged now."""
+        """Logs a reason once, not in every cycle. Returns whether it was logged now."""
         if self._said.get(title) == reason:
             return False
         if len(self._said) >= SAID_MAX:

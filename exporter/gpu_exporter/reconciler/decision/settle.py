@@ -120,7 +120,7 @@ def _settle_alone(
 
 
 def _by_its_own(decision: Decision, holder: HolderEvidence, book: Rulebook) -> Decision:
-    """Decide on an unmarked holder by its own policy, if metrics alone show which policy that is.
+    """Decides on an unmarked holder by its own policy, if metrics alone show which policy that is.
 
     So the reason contains the numbers of the holder's own policy. An idle run may be long enough for the loosest policy
     and too short for its own.
@@ -222,7 +222,7 @@ def _share(
     evidence: Evidence,
     book: Rulebook,
 ) -> Decision:
-    """Turn a server into a sharing candidate if it uses little even in its busiest hour, unless it is exempt."""
+    """Turns a server into a sharing candidate if it uses little even in its busiest hour, unless it is exempt."""
     little = evidence.sharing.get(decision.name)
     if little is None or decision.stage not in ("active", "serving") or not isinstance(around, Surroundings):
         return decision

@@ -40,7 +40,7 @@ class _Count(NamedTuple):
 
 
 def with_stalls(evidence: Evidence, decisions: Sequence[Decision], around: Around, policy: Policy) -> list[Decision]:
-    """Add `stall` and `stall_why` to the decisions on holders of stalled gangs."""
+    """Adds `stall` and `stall_why` to the decisions on holders of stalled gangs."""
     holders = {holder.name: holder for holder in evidence.holders}
     if not any(has_stall(holder) for holder in holders.values()):
         return list(decisions)

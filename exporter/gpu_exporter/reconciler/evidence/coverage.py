@@ -21,7 +21,7 @@ SAMPLE_EACH_S = 60.0
 def coverage(
     window_s: float, held: float, observed: float, held_in: float = 0.0, observed_in: float = 0.0
 ) -> float | None:
-    """Lower bound of the observed share, 0 to 1. It is exact once the increases cover the window or the holder's life.
+    """Lowers bound of the observed share, 0 to 1. It is exact once the increases cover the window or the holder's life.
 
     `held`, `observed`: totals (seconds).
     `held_in`, `observed_in`: their increase since the oldest sample in the window (seconds); 0 if there is only one
@@ -47,7 +47,8 @@ class Counters:
     samples: deque[tuple[float, float]] = field(default_factory=deque)
 
     def cover(self, window_s: float, held: float, observed: float, wall: float) -> float | None:
-        """Add the totals, and return the coverage. `wall`: when they were read (Unix seconds), kept as `last_wall`."""
+        """Adds the totals, and returns the coverage. `wall`: when they were read (Unix seconds), kept as `last_wall`.
+        """
         self.last_wall = wall
         if self.samples and (held < self.samples[-1][0] or observed < self.samples[-1][1]):
             self.samples.clear()  # the exporter has started new counters

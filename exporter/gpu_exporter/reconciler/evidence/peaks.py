@@ -40,7 +40,7 @@ class Peaks:
         """Pods whose busiest GPU is below the limit in its busiest hour. The values are the utilizations in words."""
 
     def renew(self, api: Asked) -> None:
-        """Query again if an hour has passed. If the source fails, no pods are known for the next hour."""
+        """Queries again if an hour has passed. If the source fails, no pods are known for the next hour."""
         now = self._clock.monotonic()
         if now - self._asked >= HOUR_S:
             self._asked = now
@@ -73,7 +73,7 @@ class Peaks:
 
 
 def _share(api: Asked, wanted: str, past: str, past_s: float) -> str:
-    """Query for the mean utilization over `past` (`past_s` in seconds), for series that are known for nearly all of
+    """Queries for the mean utilization over `past` (`past_s` in seconds), for series that are known for nearly all of
     that time.
 
     Two readings of a counter are much cheaper than all samples between them. After a counter reset the observed time is

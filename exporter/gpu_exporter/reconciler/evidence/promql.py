@@ -337,7 +337,7 @@ class PromQLSource:
         return {_place(row.labels): row.value for row in self.query(f"min by (node, instance) ({interval})")}
 
     def _read_batches(self, batches: Iterable[str]) -> Iterator[Batch]:
-        """Read several batches in parallel: the server works on one while the reconciler parses another.
+        """Reads several batches in parallel: the server works on one while the reconciler parses another.
 
         Raises AnswerError.
         """
@@ -426,7 +426,7 @@ class PromQLSource:
         return f"{metric}{{{','.join(part for part in (self._matcher, *wanted) if part)}}}"
 
     def _compare_clocks(self) -> None:
-        """Raise AnswerError if the clocks of the reconciler and of Prometheus disagree."""
+        """Raises AnswerError if the clocks of the reconciler and of Prometheus disagree."""
         if self._at is not None:  # for a past time there is no clock to compare
             return
         asked = self._clock.wall()

@@ -315,7 +315,7 @@ class Gathered:
     facts: set[tuple[str, ...]] = field(default_factory=set)
 
     def add(self, info: Mapping[str, str], unit: UnitEvidence) -> None:
-        """Add one unit. `info`: the labels of its gpu_allocation_info."""
+        """Adds one unit. `info`: the labels of its gpu_allocation_info."""
         self.owner, self.users_id = owner_of(info), users_id_of(info)
         self.incarnations.update(filter(None, [info.get("pod_uid")]))
         self.clusters.add(info.get("slurm_cluster", ""))
@@ -323,7 +323,7 @@ class Gathered:
         self.units.append(unit._replace(is_shared=info.get("share") in ("time_slice", "mps")))
 
     def count(self, held: float) -> None:
-        """Add a value of gpu_allocation_holder_units."""
+        """Adds a value of gpu_allocation_holder_units."""
         units = math.floor(held)
         self.held = units if self.held is None else max(self.held, units)
 
@@ -360,7 +360,7 @@ def _facts(rows: frozenset[tuple[str, ...]]) -> Mapping[str, frozenset[str]]:
 
 
 def refuse_several(clusters: Collection[str], what: str, setting: str = "--source.matcher") -> None:
-    """Raise AnswerError if an answer covers several clusters, because each of them may have a pod with the same name.
+    """Raises AnswerError if an answer covers several clusters, because each of them may have a pod with the same name.
 
     `clusters`: values of the label, "" for none. `what`: the start of the error, e.g. "the source returned series".
     """
@@ -370,7 +370,7 @@ def refuse_several(clusters: Collection[str], what: str, setting: str = "--sourc
 
 
 def refuse_renamed(labels: Iterable[str], where: str) -> None:
-    """Raise AnswerError if Prometheus has replaced the exporter's pod labels by its own.
+    """Raises AnswerError if Prometheus has replaced the exporter's pod labels by its own.
 
     Then `pod` is the exporter's pod on every series, so all evidence would seem to belong to that one pod.
     """

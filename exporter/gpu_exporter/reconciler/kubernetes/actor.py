@@ -86,7 +86,7 @@ class PodActor:
             self._note(entry)
 
     def _note(self, entry: Entry) -> None:
-        """Write the annotation `acted` on the target if the act changed its Workload."""
+        """Writes the annotation `acted` on the target if the act changed its Workload."""
         target = entry.target
         found = self._read(target, entry.namespace)
         if found is None or ACTED in (found["metadata"].get("annotations") or {}):
@@ -143,7 +143,7 @@ def _is_set(found: Json, path: Sequence[str], value: Any) -> bool:
 
 
 def _set_at(change: Json, path: Sequence[str], value: Any) -> None:
-    """Set one value within nested objects. All other values remain."""
+    """Sets one value within nested objects. All other values remain."""
     for key in path[:-1]:
         change = change.setdefault(key, {})
     change[path[-1]] = value

@@ -25,7 +25,7 @@ class EventWriter:
         self._instance = instance or socket.gethostname()
 
     def record(self, regarding: Mapping[str, str], wall: float, reason: str, note: str) -> None:
-        """Write an Event on an object. A failure is only logged, because the Event is not essential.
+        """Writes an Event on an object. A failure is only logged, because the Event is not essential.
 
         `regarding`: apiVersion, kind, namespace, name and uid of the object.
         """

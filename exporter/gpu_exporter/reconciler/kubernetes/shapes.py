@@ -117,7 +117,7 @@ def _replicated(owner: Json) -> str:
 
 
 def _replicas_of(field: str) -> Callable[[Found], Wanted]:
-    """Make the function `wants` of a Kubeflow kind. `field`: the field of the spec that contains the replicas."""
+    """Makes the function `wants` of a Kubeflow kind. `field`: the field of the spec that contains the replicas."""
 
     def wants(found: Found) -> Wanted:
         specs = _mapping(_spec(found.target).get(field))

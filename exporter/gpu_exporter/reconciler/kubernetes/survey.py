@@ -110,7 +110,7 @@ class PodSurveyor:
             return _left_out(name.namespace, name.name, MALFORMED, describe_bug(exc))
 
     def _make_room(self) -> None:
-        """Drop the largest namespaces until the others fit into KEPT_MAX, so that small namespaces are kept."""
+        """Drops the largest namespaces until the others fit into KEPT_MAX, so that small namespaces are kept."""
         weights = {name: read.view.weight for name, read in self._reads.items() if isinstance(read, _NamespaceRead)}
         total = sum(weights.values())
         for name in sorted(weights, key=weights.__getitem__, reverse=True):
@@ -121,7 +121,7 @@ class PodSurveyor:
             self._reads[name] = Unreadable(why, reason=TOO_LARGE, kind="Namespace")
 
     def _read_all(self, wanted: Mapping[str, Collection[str]]) -> dict[str, _NamespaceRead | Unreadable]:
-        """Read these pods of these namespaces. A namespace that is not read in time is unreadable in this cycle."""
+        """Reads these pods of these namespaces. A namespace that is not read in time is unreadable in this cycle."""
         found: dict[str, _NamespaceRead | Unreadable] = {}
         until = self._clock.monotonic() + EVIDENCE_S
         late = Unreadable(f"the API server was too slow for {len(wanted)} namespaces in this cycle", True)
@@ -154,7 +154,7 @@ class PodSurveyor:
         return dict.fromkeys(wanted, late) | found
 
     def _read(self, namespace: str, pods: Collection[str], until: float) -> _NamespaceRead:
-        """Read a namespace, and the controllers of these pods. Raises MarkError."""
+        """Reads a namespace, and the controllers of these pods. Raises MarkError."""
         most = Budget(LIST_MAX, until, self._clock)
         view = read_namespace(self._api, namespace, self._resources, pods, most)
         look = self._owners.look(namespace, until)

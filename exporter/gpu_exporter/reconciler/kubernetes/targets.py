@@ -155,7 +155,7 @@ class TargetReader:
         )
 
     def _list(self, namespace: str, link: Link, shape: Shape, until: float) -> _Pods:
-        """List the pods of the namespace, and keep those that may be related to the target. Raises MarkError."""
+        """Lists the pods of the namespace, and keeps those that may be related to the target. Raises MarkError."""
         kept = _Pods([], {}, [], [], [], [])
         left_out: dict[str, tuple[str, str]] = {}
         left = VIEW_MAX
@@ -219,8 +219,8 @@ class TargetReader:
     def _sort(
         self, pods: _Pods, look: OwnerLook, link: Link, shape: Shape, found: Json
     ) -> tuple[list[tuple[Json, PodView]], dict[str, Json], list[str], list[str]]:
-        """Sort the pods. Returns the members, each with its controller; the objects between members and target, by UID;
-        strangers; and unread objects.
+        """Sorts the pods. Returns the members, each with its controller; the objects between members and target, by
+        UID; strangers; and unread objects.
         """
         members: list[tuple[Json, PodView]] = []
         between: dict[str, Json] = {}

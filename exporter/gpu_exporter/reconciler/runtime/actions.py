@@ -39,7 +39,7 @@ class ProofPlaces(NamedTuple):
 
 
 def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, keeps_texts: bool) -> None:
-    """Raise ValueError if the settings request acts that cannot be proven or recorded."""
+    """Raises ValueError if the settings request acts that cannot be proven or recorded."""
     actions = settings.actions
     if actions.mode == NONE:
         return

@@ -42,7 +42,7 @@ class ExplainRequest(NamedTuple):
 
 
 def explain_past(source: ExplainingSource, book: Rulebook, question: ExplainRequest, at_wall: float) -> int:
-    """Explain the stage at `at_wall` (Unix seconds). The live objects of that time are no longer known.
+    """Explains the stage at `at_wall` (Unix seconds). The live objects of that time are no longer known.
 
     Returns the exit code. Raises OSError.
     """
@@ -58,7 +58,7 @@ def explain_once(
     clock: Clock = SYSTEM_CLOCK,
     actions: Actions = NO_ACTIONS,
 ) -> int:
-    """Print every number behind the stage of the requested holders. Returns the exit code. Raises OSError.
+    """Prints every number behind the stage of the requested holders. Returns the exit code. Raises OSError.
 
     `preview`: reads the live objects; None for a time in the past. `clock`: shows the time to explain.
     """
@@ -181,5 +181,5 @@ def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, 
 
 
 def complain(text: str) -> None:
-    """Print to standard error what is missing from the output."""
+    """Prints to standard error what is missing from the output."""
     print(f"gpu-exporter: {one_line(text)}", file=sys.stderr)  # noqa: T201

@@ -38,7 +38,7 @@ def build_source(
     at: float | None = None,
     find_monitors: FindMonitors | None = None,
 ) -> ExplainingSource:
-    """Build the source of evidence: the PromQL API if its address is given, otherwise the exporters. `at`: a past time
+    """Builds the source of evidence: the PromQL API if its address is given, otherwise the exporters. `at`: a past time
     (Unix seconds). `find_monitors`: as explain_absence. Raises ValueError.
     """
     if (prometheus is not None) == bool(exporters):

@@ -124,7 +124,7 @@ class JobActor:
         return Part(name, job.incarnation, units, waits=waits, wish=keep or around.ceiling)
 
     def _read_again(self, before: Sequence[LiveJob]) -> list[LiveJob]:
-        """Read the components again. Raises Refused if more than a mark has changed, e.g. if a component was
+        """Reads the components again. Raises Refused if more than a mark has changed, e.g. if a component was
         restarted.
         """
         now = [self._marker.read(job.job_id) for job in before]

@@ -85,7 +85,7 @@ def _read_setting(settings: str, name: str) -> str:
 
 
 def run_slurm(*command: str) -> str:
-    """Run a command of Slurm and return its output. Raises MarkError."""
+    """Runs a command of Slurm and returns its output. Raises MarkError."""
     try:
         done = slurm_commands.run(command, TIMEOUT_S, MAX_ANSWER)
     except commands.CommandError as exc:
@@ -211,7 +211,7 @@ class JobMarker:
         self.set_text(job, render_mark(decision, mark.stage, job.start, acted_on(job)))
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
-        """Remove the mark from any run of the job, because a requeued job keeps the text of its last run."""
+        """Removes the mark from any run of the job, because a requeued job keeps the text of its last run."""
         try:
             job = self.read(mark.name.name)
         except Refused as exc:
@@ -279,7 +279,7 @@ class JobMarker:
         self.odd["Job", "malformed"] += count
 
     def set_text(self, job: LiveJob, text: str) -> None:
-        """Write a mark into its field, and remove older marks from other fields. Raises MarkError.
+        """Writes a mark into its field, and removes older marks from other fields. Raises MarkError.
 
         Text that others have added after a mark is kept.
         """
@@ -298,12 +298,12 @@ class JobMarker:
             raise MarkError("error", f"{NEEDS}; {left}") from exc
 
     def update(self, target: str, texts: Mapping[str, str]) -> None:
-        """Set these fields of one job. Raises MarkError."""
+        """Sets these fields of one job. Raises MarkError."""
         self._run("scontrol", "update", f"JobId={target}", *(f"{field}={text}" for field, text in texts.items()))
 
 
 def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
-    """Raise Refused if a live job of `cluster` must not carry the mark of this decision."""
+    """Raises Refused if a live job of `cluster` must not carry the mark of this decision."""
     if decision.cluster != cluster:
         known = f"is about a job of cluster {decision.cluster}" if decision.cluster else "names no Slurm cluster"
         raise Refused("cluster", f"the evidence {known}, but the live job is of cluster {cluster}")
@@ -315,18 +315,18 @@ def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
 
 
 def object_to_texts(job: LiveJob) -> None:
-    """Raise Refused if a job has no field that is free for a mark."""
+    """Raises Refused if a job has no field that is free for a mark."""
     if not job.field or (job.text and job.mark is None):
         raise Refused("foreign", "the field contains a text that the reconciler did not write")
 
 
 def object_to_job(job: LiveJob) -> None:
-    """Raise Refused if a live job must not carry any mark."""
+    """Raises Refused if a live job must not carry any mark."""
     if not job.runs:
         raise Refused("not_running", f"the job is {job.state}")
 
 
 def object_to_start(job: LiveJob, start_wall: float) -> None:
-    """Raise Refused if a live job has another start than the job of the evidence (`start_wall`, Unix seconds)."""
+    """Raises Refused if a live job has another start than the job of the evidence (`start_wall`, Unix seconds)."""
     if not job.start or not abs(job.start - start_wall) <= START_SLACK_S:
         raise Refused("replaced", "Slurm restarted the job after the evidence was read")

@@ -130,7 +130,7 @@ class IdleHours:
         self._cuts: list[tuple[float, set[tuple[str, HolderName]]]] = []
 
     def add(self, rows: Sequence[VectorRow]) -> None:
-        """Add the answer for a day."""
+        """Adds the answer for a day."""
         for row in rows:
             name, cluster = holder_name(row.labels), row.labels.get("cluster", "")
             before = self._found[cluster, name].idle if (cluster, name) in self._found else 0.0

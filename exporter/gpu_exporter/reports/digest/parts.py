@@ -64,7 +64,7 @@ class Seen(NamedTuple):
 
 
 def list_days(since_s: float, ago: float) -> Iterator[PeriodPart]:
-    """Divide `since_s` seconds into days, oldest first; the oldest may be shorter. The last day ends `ago` seconds
+    """Divides `since_s` seconds into days, oldest first; the oldest may be shorter. The last day ends `ago` seconds
     before the end of the period.
     """
     days = []
@@ -103,7 +103,7 @@ def lost_growth(matcher: str, before: PeriodPart, after: PeriodPart) -> str:
 def join(
     parts: Sequence[PeriodPart], seen: Mapping[PeriodPart, float], borders: Iterable[PeriodPart]
 ) -> Iterator[Segment]:
-    """Join these parts to segments, oldest first. `borders`: parts at whose end growth would be lost. A part without
+    """Joins these parts to segments, oldest first. `borders`: parts at whose end growth would be lost. A part without
     samples belongs to a gap if parts before and after it have samples.
     """
     lost = set(borders)

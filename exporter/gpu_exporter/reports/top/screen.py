@@ -19,7 +19,7 @@ VALUES = ("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE")  # of the chosen ro
 
 
 def _number(value: float | None) -> float:
-    """Sort key: largest first, unknown values last."""
+    """Sorts key: largest first, unknown values last."""
     return -1.0 if value is None else value
 
 

@@ -49,7 +49,7 @@ PATIENCE_MAX_S = 600.0  # the longest Retry-After that is obeyed
 
 
 def connect(kubeconfig: str = "") -> Api:
-    """Connect to the API server of this pod's service account, or of a kubeconfig. Raises MarkError that names the
+    """Connects to the API server of this pod's service account, or of a kubeconfig. Raises MarkError that names the
     missing part.
     """
     settings = client.Configuration()
@@ -99,7 +99,7 @@ class Budget:
         self._clock = clock
 
     def spend(self, length: int) -> None:
-        """Count bytes that were read. Raises MarkError above the length limit, or after the time limit."""
+        """Counts bytes that were read. Raises MarkError above the length limit, or after the time limit."""
         self._left -= length
         if self._left < 0:
             raise MarkError("size", f"the list is longer than {self._length // MIB} MiB")
@@ -147,7 +147,7 @@ class Api:
         keep: Callable[[Json], Json] = lambda found: found,
         **options: Any,
     ) -> Json:
-        """Send one request by a function of the client. Returns JSON, because typed objects would need ten times the
+        """Sends one request by a function of the client. Returns JSON, because typed objects would need ten times the
         memory.
 
         `keep`: extracts the needed part of a large answer. Raises MarkError. This is an OddAnswer if the answer is
@@ -176,7 +176,7 @@ class Api:
                 raise OddAnswer(MALFORMED, why) from exc
 
     def send(self, function: Any, *arguments: Any, **options: Any) -> None:
-        """Send one request, and check only the status of the answer. Raises MarkError."""
+        """Sends one request, and checks only the status of the answer. Raises MarkError."""
         chunks = self._request(function, *arguments, **options)
         length = 0
         for chunk in chunks:
@@ -273,7 +273,7 @@ class Api:
             response.close()  # after a complete answer the connection is already back in the pool
 
     def _note_odd(self, kind: str, name: str, reason: str, why: str) -> None:
-        """Count an object that is left out. Log it once."""
+        """Counts an object that is left out. Log it once."""
         with self._lock:
             self.odd[kind, reason] += 1
             is_new = (kind, name) not in self._odd_names

@@ -116,7 +116,8 @@ def _written(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Reduce a marked or soon marked pod to the fields that are used. Raises Odd, ValueError and similar exceptions."""
+    """Reduces a marked or soon marked pod to the fields that are used. Raises Odd, ValueError and similar exceptions.
+    """
     spec, status = pod["spec"], pod.get("status") or {}
     return {
         "metadata": trim(pod["metadata"]),
@@ -160,7 +161,7 @@ def is_sidecar(container: Mapping[str, Any]) -> bool:
 
 
 def _trim_container(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Reduce a container to its name, restart policy, limits of device plugins, and whether it has claims.
+    """Reduces a container to its name, restart policy, limits of device plugins, and whether it has claims.
 
     Names of device plugin resources contain a domain.
     """
@@ -187,7 +188,7 @@ class Room:
         self._text = text
 
     def take(self, cost: int) -> None:
-        """Use `cost` bytes. Raises Odd if they exceed the free memory."""
+        """Uses `cost` bytes. Raises Odd if they exceed the free memory."""
         self._left -= cost
         if self._left < 0:
             raise Odd(TOO_LARGE, self._text)

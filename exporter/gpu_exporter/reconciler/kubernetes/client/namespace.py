@@ -105,7 +105,7 @@ class _NamespaceReader:
         return NamespaceView(metadata, pods, served, scaled, alive, self._left_out, self._weight)
 
     def _keep(self, value: Any) -> None:
-        """Count the memory of a stored value. Raises MarkError above VIEW_MAX."""
+        """Counts the memory of a stored value. Raises MarkError above VIEW_MAX."""
         self._weight += weigh(value)
         if self._weight > VIEW_MAX:
             raise MarkError("size", f"its objects need more than {VIEW_MAX // 2**20} MiB of memory")
@@ -224,7 +224,7 @@ class _NamespaceReader:
 
 
 def read_namespace(api: Api, name: str, resources: Resources, asked: Collection[str], most: Budget) -> NamespaceView:
-    """Read a namespace: five requests, one more for every further 500 objects of a kind, and one for each large pod.
+    """Reads a namespace: five requests, one more for every further 500 objects of a kind, and one for each large pod.
 
     `asked`: pods that are kept even if they request no GPU. `most`: the limits of all lists together.
 
@@ -256,7 +256,7 @@ def holds_gpus(pod: Json, resources: Resources) -> bool:
 
 
 def view_pod(pod: Json, resources: Resources) -> PodView:
-    """Reduce a live pod to the fields that are used. Raises ValueError and others if it has no name or UID."""
+    """Reduces a live pod to the fields that are used. Raises ValueError and others if it has no name or UID."""
     metadata = trim(pod["metadata"])
     odd: tuple[str, str] | None = metadata.pop(ODD_KEY, None)
     asked: int | None = None
@@ -291,7 +291,7 @@ def _waits(metadata: Json, spec: Json, status: Json) -> str:
 
 
 def trim_service(service: Json) -> Service:
-    """Reduce a Service to the fields that are used. Raises ValueError and similar exceptions."""
+    """Reduces a Service to the fields that are used. Raises ValueError and similar exceptions."""
     spec, name = service.get("spec") or {}, need_name(service["metadata"]["name"])
     selects = spec.get("selector") and spec.get("type") != "ExternalName"
     selector = frozenset((spec.get("selector") or {}).items()) if selects else frozenset()

@@ -154,7 +154,7 @@ class ListReader(Generic[T]):
             more = self._follows("]")
 
     def _one(self) -> T:
-        """Decode one object and return the result of `keep`. Raises Odd, _Undecoded."""
+        """Decodes one object and returns the result of `keep`. Raises Odd, _Undecoded."""
         while True:
             with self._one_at_a_time:  # not held while more text is read, which waits for the server
                 try:
@@ -203,12 +203,12 @@ class ListReader(Generic[T]):
         return value
 
     def _read_on(self) -> None:
-        """Read as many more characters as the value has so far, so that a long value is decoded only a few times."""
+        """Reads as many more characters as the value has so far, so that a long value is decoded only a few times."""
         length = len(self._text) - self._at
         self._is_over = not self._more(min(length, OBJECT_MAX + 1 - length))
 
     def _skip(self) -> None:
-        """Skip a string, or an object or list by its brackets. Raises NotJson."""
+        """Skips a string, or an object or list by its brackets. Raises NotJson."""
         if self._peek() == '"':
             self._at += 1
             self._skip_text()
@@ -231,7 +231,7 @@ class ListReader(Generic[T]):
                 return
 
     def _skip_text(self) -> None:
-        """Skip the rest of a string, up to the first quote that is not escaped."""
+        """Skips the rest of a string, up to the first quote that is not escaped."""
         is_escaped = False  # whether the next character is escaped
         while True:
             part = self._text[self._at :]
@@ -272,7 +272,7 @@ class ListReader(Generic[T]):
         return True
 
     def _more(self, least: int) -> bool:
-        """Read at least `least` more characters, and drop the text before the position. Returns False if nothing was
+        """Reads at least `least` more characters, and drops the text before the position. Returns False if nothing was
         read.
         """
         parts = [self._text[self._at :]]
