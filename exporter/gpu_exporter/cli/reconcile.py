@@ -71,7 +71,7 @@ def build_parser() -> Parser:
         type=Path,
         default=None,
         metavar="DIR",
-        help="keeps the record of decisions and the journal of acts, without --kubernetes.lease",
+        help="keeps the record of decisions and the journal of actions, without --kubernetes.lease",
     )
     parser.flag(
         "--audit.file",

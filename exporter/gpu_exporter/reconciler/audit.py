@@ -1,7 +1,7 @@
-"""The audit log: one JSON line for every mark that was set or withdrawn, and for every act, with its evidence.
+"""The audit log: one JSON line for every mark that was set or withdrawn, and for every action, with its evidence.
 
 The file is opened for each line, so that logrotate may move it. Decisions never use it. A line that cannot be written
-completely is counted. This does not prevent a mark, but it prevents an act.
+completely is counted. This does not prevent a mark, but it prevents an action.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class AuditLog:
         self._write("withdrawn", mark.name, facts | (_evidence_of(decision) if decision is not None else {}))
 
     def note_action(self, decision: Decision, facts: Record) -> bool:
-        """Logs an act on a holder. `facts`: the act, its result and its proofs. Returns False if the line was not
+        """Logs an action on a holder. `facts`: the action, its result and its proofs. Returns False if the line was not
         written.
         """
         return self._write("action", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
     def note_result(self, name: HolderName, facts: Record) -> None:
-        """Logs the result of an act on a holder. By then only the holder's name is known."""
+        """Logs the result of an action on a holder. By then only the holder's name is known."""
         self._write("action", name, facts)
 
     def _write(self, action: str, name: HolderName, facts: Record) -> bool:

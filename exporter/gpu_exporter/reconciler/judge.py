@@ -39,7 +39,7 @@ class Judgement(NamedTuple):
 
 
 class DecisionLog(Protocol):
-    """Records the outcomes of decisions. It is a Protocol because its implementation, Record, belongs to the acts."""
+    """Records the outcomes of decisions. Record implements this Protocol, in the package of the actions."""
 
     def names(self) -> set[HolderName]:
         """The holders that the next query must include."""

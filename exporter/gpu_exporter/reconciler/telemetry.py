@@ -195,8 +195,8 @@ class Telemetry:
         )
         self._actions = Counter(
             "gpu_reconciler_actions",
-            "Acts on underused holders, by action and result. shadow: the act would have been done. unconfirmed: the "
-            "effect of the act is unknown, or its owner could not be told.",
+            "Actions on underused holders, by action and result. shadow: the action would be done. unconfirmed: the "
+            "effect of the action is unknown, or its owner could not be told.",
             ["action", "result"],
             registry=self.registry,
         )
@@ -227,7 +227,7 @@ class Telemetry:
             self._labelled.labels(stage)
 
     def note_actions(self, kinds: Collection[str]) -> None:
-        """Creates the series of the acts that the site allows, with value 0."""
+        """Creates the series of the actions that the site allows, with value 0."""
         for kind in kinds:
             for result in ACTION_RESULTS:
                 self._actions.labels(kind, result)

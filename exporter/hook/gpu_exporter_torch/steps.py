@@ -48,8 +48,7 @@ class StepCounter:
             self._begin = now
 
     def get(self, asked: int, now: int, *, is_first: bool) -> None:
-        """Notes that the loop received the batch that it requested at `asked`. `is_first`: the iterator's first batch.
-        """
+        """Notes that the loop received a batch, which it requested at `asked`. `is_first`: of its iterator."""
         self.batches += 1
         self._batches += 1
         if is_first:
@@ -85,8 +84,7 @@ class StepCounter:
         self._last_mark = now
 
     def skip(self) -> None:
-        """Does not measure the present step, because a profiler slows it down, or the framework does other work in it.
-        """
+        """Excludes the present step from the measurement, e.g. because a profiler slows it down."""
         self._is_skipped = True
 
     @property

@@ -54,8 +54,7 @@ def read_jobs(text: str, read: Callable[[dict[str, Any]], T | None]) -> tuple[li
 
 
 def unpack_number(fields: dict[str, Any]) -> Any:
-    """Replaces a number object of Slurm by its number, or by None if it is not set or infinite. Other objects remain.
-    """
+    """Replaces a number object of Slurm by its number, None if unset or infinite. Returns other objects unchanged."""
     if "number" in fields and fields.keys() <= {"set", "infinite", "number"}:
         return fields["number"] if fields.get("set", True) and not fields.get("infinite") else None
     return fields

@@ -65,8 +65,7 @@ class HostWorks:
         self.works = works
 
     def _search(self, missing: Set[Who]) -> None:
-        """Searches for the cgroups of `missing`, at most once a minute, and less often after a search without result.
-        """
+        """Searches for the cgroups of `missing` at most once a minute; less often after a search without result."""
         now = self._clock.monotonic()
         if missing - self._missing:  # a new holder
             self._pause_s = SEARCH_S

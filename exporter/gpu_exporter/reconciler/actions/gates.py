@@ -1,4 +1,4 @@
-"""The conditions before an act. Each gate checks one condition, and raises Refused with the reason if it fails."""
+"""The conditions before an action. Each gate checks one condition, and raises Refused with the reason if it fails."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Gates:
         return {name: warnings[name] for name in proposal.names}
 
     def object_to_record(self, proposal: Proposal) -> PolicyStanding | None:
-        """Raises Refused unless the record of the policies allows an act. Returns the record; None if the site's
+        """Raises Refused unless the record of the policies allows an action. Returns the record; None if the site's
         setting `override` replaces it.
 
         Even with `override`, a group keeps its GPUs for the first hour after it became underused.

@@ -1,4 +1,4 @@
-"""Limits the acts and reads of the reconciler per cycle and per hour, and pauses a target after a failed attempt."""
+"""Limits the actions and reads of the reconciler per cycle and per hour, and pauses a target after a failed attempt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ActionLimits:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._shadowed: deque[float] = deque()  # when each act of mode shadow was counted (monotonic)
+        self._shadowed: deque[float] = deque()  # when each action of mode shadow was counted (monotonic)
         self._failed_at: dict[str, float] = {}  # monotonic, by title
         self._read_at: dict[str, float] = {}  # monotonic, by title: when the target was read last
         self._acts_left = 0
@@ -46,7 +46,7 @@ class ActionLimits:
     def object_to(self, title: str, begun: int | None) -> None:
         """Raises Refused if a limit is reached.
 
-        `begun`: acts of the last hour according to the journal; None in mode shadow.
+        `begun`: actions of the last hour according to the journal; None in mode shadow.
         """
         now = self._clock.monotonic()
         if now - self._failed_at.get(title, -math.inf) < FAILED_S:
@@ -70,7 +70,7 @@ class ActionLimits:
         self._read_at[title] = self._clock.monotonic()
 
     def note_act(self, *, is_shadow: bool = False) -> None:
-        """Counts one act, or in mode shadow the act that mode act would do."""
+        """Counts one action, or in mode shadow the action that mode act would do."""
         self._acts_left -= 1
         if is_shadow:
             self._shadowed.append(self._clock.monotonic())

@@ -1,4 +1,4 @@
-"""Reads the proofs that an act needs from Alertmanager and from the PromQL API:
+"""Reads the proofs that an action needs from Alertmanager and from the PromQL API:
 
 - The owner was warned, and for long enough.
 - Pods or jobs wait for GPUs of the same pool.
@@ -192,8 +192,7 @@ class Proofs:
         }
 
     def _ask(self, query: str, clusters: Collection[str] = ()) -> list[VectorRow]:
-        """Runs a query; returns its rows. Raises AnswerError if the rows and `clusters` together name several clusters.
-        """
+        """Returns the rows of a query. Raises AnswerError if the rows and `clusters` together name several clusters."""
         rows = parse_vector(
             self._fetch(self._prometheus.page("/api/v1/query"), {"query": query}, ANSWER_MAX, WITHIN_S), query
         )

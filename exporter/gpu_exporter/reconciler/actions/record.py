@@ -57,8 +57,8 @@ LOOK_MAX_S = 120.0  # a longer time between two cycles does not count as running
 ACTS_MAX = 256
 ACT_KEEP_S = DAY_S  # an owner who resumes a suspended object does so within a day
 ACT_LOOK_S = 300.0
-LOOKS_MAX = 32  # acts that are checked per cycle
-RESUMED_MIN = 5  # with fewer acts, the share of resumed acts does not count
+LOOKS_MAX = 32  # actions that are checked per cycle
+RESUMED_MIN = 5  # with fewer actions, the share of resumed actions does not count
 DECIDED, ACTED, RESUMED = "decided", "acted", "resumed"
 COUNTS = (DECIDED, *OUTCOMES, ACTED, RESUMED)
 VERSION = 1
@@ -108,7 +108,7 @@ class Record:
         self._totals: defaultdict[tuple[str, str], list[int]] = defaultdict(_zeros)  # by policy and class, for ever
         self._present: defaultdict[int, float] = defaultdict(float)  # seconds, by hour
         self._acts: dict[str, Entry] = {}
-        self._looked: dict[str, float] = {}  # by ident of an act: when it was last checked (monotonic)
+        self._looked: dict[str, float] = {}  # by ident of an action: when it was last checked (monotonic)
         self._is_loaded = self._place is None
         self._is_changed, self._saved_at = True, -math.inf  # monotonic
 
@@ -149,9 +149,9 @@ class Record:
         self._observer.count_dropped(what, number)
 
     def note_act(self, entry: Entry) -> None:
-        """Counts a completed act. For one day, later cycles check whether its owner resumes the target.
+        """Counts a completed action. For one day, later cycles check whether its owner resumes the target.
 
-        Counts each act only once. Raises MarkError while the record cannot be read.
+        Counts each action only once. Raises MarkError while the record cannot be read.
         """
         self._load()
         if not self._is_loaded:
@@ -165,7 +165,7 @@ class Record:
         self._save()
 
     def acts_due(self) -> list[Entry]:
-        """The acts whose targets must be checked now."""
+        """The actions whose targets must be checked now."""
         now, wall = self._clock.monotonic(), self._clock.wall()
         self._acts = {ident: entry for ident, entry in self._acts.items() if wall - entry.wall < ACT_KEEP_S}
         self._looked = {ident: at for ident, at in self._looked.items() if ident in self._acts}
@@ -175,16 +175,16 @@ class Record:
         return due
 
     def note_resumed(self, entry: Entry) -> None:
-        """Counts an act whose target was resumed by its owner."""
+        """Counts an action whose target was resumed by its owner."""
         self._acts.pop(entry.ident, None)
         self._count(Account(*entry.record), RESUMED)
 
     def note_gone(self, entry: Entry) -> None:
-        """Drops an act whose target no longer exists, because its owner cannot resume it."""
+        """Drops an action whose target no longer exists, because its owner cannot resume it."""
         self._acts.pop(entry.ident, None)
 
     def why_not(self, account: Account, settings: Actions) -> Skipped | PolicyStanding:
-        """The record of a policy, class and tenant, or the reason why this record does not allow an act yet."""
+        """The record of a policy, class and tenant, or the reason why this record does not allow an action yet."""
         if not self._is_loaded:
             return Skipped("proof", f"the record of earlier decisions cannot be read: {self._trouble}")
         span = format_duration(settings.shadow_for)
@@ -212,7 +212,7 @@ class Record:
             return Skipped("regret", f"after {share} decisions {what}, the holder worked again soon")
         acted, resumed = (self._sum(account, first, count) for count in (ACTED, RESUMED))
         if acted >= RESUMED_MIN and resumed > settings.resumed_max * acted:
-            return Skipped("resumed", f"{resumed} of {acted} acts {what} were undone by their owners")
+            return Skipped("resumed", f"{resumed} of {acted} actions {what} were undone by their owners")
         return standing
 
     def _tenants(self, account: Account, first: int) -> dict[str, PolicyStanding]:
@@ -257,7 +257,7 @@ class Record:
                 self.count_dropped(TENANTS, len(folded))
 
     def _drop_act(self) -> None:
-        """Drops the oldest act. The record then cannot show whether its owner resumes the target."""
+        """Drops the oldest action. The record then cannot show whether its owner resumes the target."""
         del self._acts[next(iter(self._acts))]
         self.count_dropped(ACTS, 1)
 
@@ -299,7 +299,7 @@ class Record:
         """The record as a text of at most `longest` characters.
 
         Drops parts in the order of DROPPED. Watches are dropped first, because there are many. Days are dropped last,
-        because without them no act is allowed for two weeks.
+        because without them no action is allowed for two weeks.
         """
         text = self._render()
         while len(text) > longest and self.watches.open:
@@ -415,7 +415,7 @@ def _pool(tenants: dict[str, PolicyStanding], regret_max: float) -> PolicyStandi
     """The record of all tenants together; None for fewer than TENANTS_MIN tenants. Each tenant counts for at most a
     fifth.
 
-    The tenant with the largest share of regrets is left out if it has too many regrets. So it cannot prevent acts on
+    The tenant with the largest share of regrets is left out if it has too many regrets. So it cannot prevent actions on
     other tenants.
     """
     counted = dict(tenants)

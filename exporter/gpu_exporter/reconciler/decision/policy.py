@@ -73,7 +73,7 @@ class Decision(NamedTuple):
     `exempt_by`: for stage exempt, the source of the exemption, one of EXEMPT_BY.
     `rule`: the ordered policy that decided; None if only the section `policy` applied.
     `stall`: whether its gang makes no progress: stalled, spinning (for a server), unknown, or "". `stall_why`: the
-    reason in words. A stall never leads to a mark or an act.
+    reason in words. A stall never leads to a mark or an action.
     """
 
     name: HolderName

@@ -2,7 +2,7 @@
 
 A gang counts as stalled if one member is stalled and every other member is stalled too, or is at rest without work on
 its host. If one member works, the gang is not stalled, because the others wait for it. A stall is only reported. It
-never leads to a mark or an act.
+never leads to a mark or an action.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The target of an act, and the reasons to refuse the act, for both schedulers. Pure.
+"""The target of an action, and the reasons to refuse the action, for both schedulers. Pure.
 
-The target is read right before the act. An act may end only members that were judged and observed as idle just before.
-So a target lists every member that the act would end, with or without GPUs. Anything unknown about the target prevents
-the act.
+The target is read right before the action. An action may end only members that were judged and observed as idle just
+before. So a target lists every member that the action would end, with or without GPUs. Anything unknown about the
+target prevents the action.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu_exporter.reconciler.decision.surroundings import BATCH, INTERACTIVE, SE
 from gpu_exporter.reconciler.evidence.records import HolderName
 
 SUSPEND, DEACTIVATE, STOP, REQUEUE, CANCEL = ACTIONS
-# The classes on which each act is allowed.
+# The classes on which each action is allowed.
 CLASSES_OF: Mapping[str, tuple[str, ...]] = {
     SUSPEND: (BATCH,),
     DEACTIVATE: (BATCH,),
@@ -29,14 +29,14 @@ CAREFUL = (SERVING, UNCLEAR, INTERACTIVE, BATCH)  # classes, from most to least 
 
 
 class Skipped(NamedTuple):
-    """An act that is not done. `reason`: one word, a label value. `why`: in words, with the remedy."""
+    """An action that is not done. `reason`: one word, a label value. `why`: in words, with the remedy."""
 
     reason: str
     why: str
 
 
 class Part(NamedTuple):
-    """A live pod, or component of a job, that the act would end.
+    """A live pod, or component of a job, that the action would end.
 
     `incarnation`: the pod's UID, or the job's id, restart count and start.
     `units`: GPUs and MIG instances that its scheduler assigned; None if they cannot be counted.
@@ -58,18 +58,18 @@ class Part(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The live object or job on which an act would be done.
+    """The live object or job on which an action would be done.
 
-    `verb`: the act, one of ACTIONS.
-    `ends`: every member that the act ends.
+    `verb`: the action, one of ACTIONS.
+    `ends`: every member that the action ends.
     `wants`: by role, how many members the target keeps running; None if they cannot be counted.
     `strangers`: objects that are not members, but may end with the target or belong to it.
     `unread`: possible members that could not be read.
     `above`: objects that control the target, schedule it or depend on it.
     `wish`: its own wish to keep the GPUs, in words.
     `kind`: the class in its label, "" for no label.
-    `note`: the note of an earlier act on it, "" for none.
-    `obstacle`: why no act is possible now.
+    `note`: the note of an earlier action on it, "" for none.
+    `obstacle`: why no action is possible now.
     `undo`: how an owner resumes it.
     `live`: the object as its actor read it.
     """
@@ -108,11 +108,11 @@ def place(reference: Reference, namespace: str) -> str:
 def why_not(
     target: Target, decisions: Mapping[HolderName, Decision], verbs: Collection[str], notes: Collection[str]
 ) -> Skipped | None:
-    """Why no act on a target is allowed; None if every member that the act would end is underused or has no GPU.
+    """Why no action on a target is allowed; None if every member that the action would end is underused or has no GPU.
 
     `decisions`: on holders that are marked underused.
-    `verbs`: the acts of ACTIONS that the site allows.
-    `notes`: notes of the acts in the reconciler's journal.
+    `verbs`: the actions of ACTIONS that the site allows.
+    `notes`: notes of the actions in the reconciler's journal.
     """
     if target.obstacle is not None:
         return target.obstacle
@@ -120,7 +120,7 @@ def why_not(
         if target.note in notes:
             return Skipped("acted", f"it was acted on before ({target.note})")
         return Skipped(
-            "noted", f"its note about an act ({target.note}) is not in the journal, so it counts as an opt-out"
+            "noted", f"its note about an action ({target.note}) is not in the journal, so it counts as an opt-out"
         )
     if target.above:
         return Skipped("above", f"{target.above}")
@@ -166,7 +166,7 @@ def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipp
 
 
 def _care(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped | None:
-    """Why the class or an owner's wish forbids the act; None if neither does.
+    """Why the class or an owner's wish forbids the action; None if neither does.
 
     The label of the target sets its class; without it, the class of its members counts. A label of a member can only
     make the class more careful.
@@ -176,7 +176,7 @@ def _care(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped |
     said = [*(each.kind for each in around), *(part.kind for part in target.ends if part.kind)]
     kind = min([*shown, *said], key=CAREFUL.index, default=UNCLEAR)
     if kind not in CLASSES_OF[target.verb]:
-        return Skipped("class", f"the act does not apply to its class, {kind}")
+        return Skipped("class", f"the action does not apply to its class, {kind}")
     if wish := target.wish or next((part.wish for part in target.ends if part.wish), ""):
         return Skipped("exempt", wish)
     return None

@@ -47,8 +47,7 @@ class Counters:
     samples: deque[tuple[float, float]] = field(default_factory=deque)
 
     def cover(self, window_s: float, held: float, observed: float, wall: float) -> float | None:
-        """Adds the totals, and returns the coverage. `wall`: when they were read (Unix seconds), kept as `last_wall`.
-        """
+        """Adds the totals, and returns the coverage. `wall`: when they were read (Unix seconds)."""
         self.last_wall = wall
         if self.samples and (held < self.samples[-1][0] or observed < self.samples[-1][1]):
             self.samples.clear()  # the exporter has started new counters

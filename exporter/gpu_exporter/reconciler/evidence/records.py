@@ -201,7 +201,7 @@ class Evidence(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """GPUs that jobs wait for, by partition. `pending`: all of them. `counted`: the part that can justify an act."""
+    """GPUs that jobs wait for, by partition. `pending`: all of them. `counted`: the part that can justify an action."""
 
     pending: Mapping[str, float]
     counted: Mapping[str, float]

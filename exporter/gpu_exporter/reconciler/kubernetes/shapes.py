@@ -31,7 +31,7 @@ Wanted: TypeAlias = Mapping[str, int] | None  # pods by role; None where they ca
 
 
 class Found(NamedTuple):
-    """An object on which an act is possible, as it was read. `between`: by UID, the objects between it and its pods."""
+    """An object on which an action is possible. `between`: by UID, the objects between this object and its pods."""
 
     target: Json
     between: Mapping[str, Json]
@@ -46,7 +46,7 @@ class Shape(NamedTuple):
     `adopts`: whether the object would adopt a pod with these labels and no controller.
     `shares_name`: the object's controller finds an object between by its name, even if that has another owner.
     `rest`: the path of the field that suspends or stops the object.
-    `verbs`: the possible acts on the object, from ACTIONS.
+    `verbs`: the possible actions on the object, from ACTIONS.
     """
 
     kind: Kind

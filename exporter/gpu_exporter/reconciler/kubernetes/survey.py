@@ -328,7 +328,7 @@ def acts_on(owners: Sequence[Owner]) -> str:
 
 
 def target_of(owners: Sequence[Owner]) -> Reference | None:
-    """The target of an act on a pod with these controllers; None if the reconciler never acts on it."""
+    """The target of an action on a pod with these controllers; None if the reconciler never acts on it."""
     found = match([owner.link for owner in owners])
     if found is None:
         return None

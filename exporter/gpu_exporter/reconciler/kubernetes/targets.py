@@ -1,7 +1,7 @@
-"""Reads the target of an act, and all pods that the act would end, from one list of the pods in its namespace.
+"""Reads the target of an action, and all pods that the action would end, from one list of the pods in its namespace.
 
 A pod is a member if its chain of controllers was read and fits the shape of the target's kind. If the kind of a pod's
-controller is not part of the shape, the act does not end this pod, and its controllers are not read.
+controller is not part of the shape, the action does not end this pod, and its controllers are not read.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ MANAGERS = (
 
 
 class Lever(NamedTuple):
-    """The object that an act patches.
+    """The object that an action patches.
 
     `place`: group, version, namespace, plural and name. `found`: the object as it was read. `path`, `value`: the field
-    that the act sets, and its new value.
+    that the action sets, and its new value.
     """
 
     place: tuple[str, str, str, str, str]
@@ -369,10 +369,10 @@ def _wish_text(why: str, idle_after_s: float, idle_s: float) -> str:
 
 
 def _above(found: Json, title: str) -> str:
-    """The controller that would undo the act, or that depends on the target, in words; "" for none."""
+    """The controller that would undo the action, or that depends on the target, in words; "" for none."""
     owner = controller_of(found["metadata"])
     if owner is not None:
-        why = "whose other runs depend on it" if owner.kind == "CronJob" else "which would undo the act"
+        why = "whose other runs depend on it" if owner.kind == "CronJob" else "which would undo the action"
         return f"{title} belongs to {owner.kind}/{owner.name}, {why}"
     spec = found.get("spec") or {}
     manager = str(spec.get("managedBy") or (spec.get("runPolicy") or {}).get("managedBy") or "")

@@ -77,7 +77,7 @@ class Reconciler(NamedTuple):
 class Writing(NamedTuple):
     """The parts that write decisions.
 
-    `lease`: of several reconcilers, only the holder of this Lease writes. `actions`: the plan for acts on underused
+    `lease`: of several reconcilers, only the holder of this Lease writes. `actions`: the plan for actions on underused
     holders.
     """
 

@@ -50,7 +50,8 @@ def render_mark(decision: Decision, stage: str, start: float, acted: str = "") -
     """The text of a mark.
 
     `stage`: for a new mark, the stage of the decision; for a renewal, the stage of the mark. `start`: start of the job
-    (Unix seconds), which changes with a requeue. `acted`: the note about an act on this run of the job; "" for no act.
+    (Unix seconds), which changes with a requeue. `acted`: the note about an action on this run of the job; "" for no
+    action.
     """
     since = timestamp(decision.idle_since_wall or decision.observed_wall)
     return (
@@ -60,7 +61,7 @@ def render_mark(decision: Decision, stage: str, start: float, acted: str = "") -
 
 
 def acted_on(job: LiveJob) -> str:
-    """The note about an act on this run of a job, from its mark; "" for no act."""
+    """The note about an action on this run of a job, from its mark; "" for no action."""
     start = parse_timestamp(read_field(job.text, "start"))
     is_this_run = start is not None and abs(job.start - start) <= START_SLACK_S
     match = MARK.match(job.text)
@@ -68,7 +69,7 @@ def acted_on(job: LiveJob) -> str:
 
 
 def add_note(text: str, note: str) -> str:
-    """The text of a mark, with a note about an act on this run of its job.
+    """The text of a mark, with a note about an action on this run of its job.
 
     The result does not contain the text of others after the mark. `set_text` keeps that text.
     """

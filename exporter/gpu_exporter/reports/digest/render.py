@@ -177,8 +177,7 @@ def _notes(digest: Digest) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Formats a number, below 100 with one decimal place: a rounder number would contradict the percentage beside it.
-    """
+    """Formats a number, below 100 with one decimal place, so that it agrees with the percentage beside it."""
     return f"{value:,.0f}" if value >= WHOLE_MIN else f"{value:,.1f}"
 
 

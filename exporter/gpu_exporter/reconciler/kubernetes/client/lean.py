@@ -116,8 +116,7 @@ def _written(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Reduces a marked or soon marked pod to the fields that are used. Raises Odd, ValueError and similar exceptions.
-    """
+    """Reduces a pod to the fields that its mark needs. Raises Odd, ValueError and similar exceptions."""
     spec, status = pod["spec"], pod.get("status") or {}
     return {
         "metadata": trim(pod["metadata"]),
