@@ -105,10 +105,9 @@ def build_processes(
 def build_host(
     options: argparse.Namespace, backend: Backend, clock: Clock, *, with_files: bool, with_training: bool
 ) -> HostLoop | None:
-    """Builds the reader of what holders do on this host; None if cgroups are not mounted or the GPUs are not in this
-    host.
+    """Builds the reader of holders' activity on this host; None without cgroups, or if the GPUs are not in this host.
 
-    `with_files`: as in EvidenceReader. `with_training`: also read the reports that jobs write about their training.
+    `with_files`: as in EvidenceReader. `with_training`: also reads the reports that jobs write about their training.
     """
     if not (backend.is_live and options.cgroup.is_dir()):
         return None

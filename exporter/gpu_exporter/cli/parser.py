@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         self._unknown_flags: list[str] = []  # among the arguments that are being parsed
 
     def section(self, title: str, text: str | None = None) -> None:
-        """Begins a group: the following flags are listed under this title."""
+        """Begins a group: the help lists the following flags under this title."""
         self._group = self.add_argument_group(title, text)
 
     def flag(
@@ -185,7 +185,7 @@ class Parser(argparse.ArgumentParser):
         _complain(f"{self.prog}: warning: {message}")
 
     def fail(self, message: str) -> NoReturn:
-        """Ends the process for an error that is not an error of usage."""
+        """Ends the process with an error message that does not print the usage."""
         _complain(f"{self.prog}: {message}")
         sys.exit(Exit.USAGE)
 
@@ -284,7 +284,7 @@ def add_logging(parser: Parser) -> None:
 
 
 def add_help(parser: Parser) -> None:
-    """`--help` and `--version`, which every command has."""
+    """Adds `--help` and `--version`, which every command has."""
     group = parser._group
     group.add_argument("-h", "--help", action="help", help="print this help and exit")
     group.add_argument(

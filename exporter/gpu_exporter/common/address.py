@@ -1,4 +1,4 @@
-"""The address of a server. Its text is kept apart from a user and password in the same URL."""
+"""The address of a server, separated from the user and password of the same URL."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Address:
 
     @property
     def host(self) -> str:
-        """Without brackets, in lower case."""
+        """The host without brackets, in lower case."""
         return urlsplit(self.text).hostname or ""
 
     @property
@@ -54,7 +54,7 @@ class Address:
         return replace(self, text=urlunsplit(urlsplit(self.text)._replace(path=path)), query="")
 
     def is_same_server(self, other: Address) -> bool:
-        """Whether both are pages of one server, so that both may get the same credentials."""
+        """Whether both addresses have the same scheme, host and port. If so, both may get the same credentials."""
         scheme, another = urlsplit(self.text).scheme, urlsplit(other.text).scheme
         return (scheme, self.host, self.port) == (another, other.host, other.port)
 

@@ -13,7 +13,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING,
 
 
 class LogfmtFormatter(logging.Formatter):
-    """`ts=... level=info logger=... msg="..."`."""
+    """Formats a record as `ts=... level=info logger=... msg="..."`."""
 
     def format(self, record: logging.LogRecord) -> str:
         parts = _parts(record)

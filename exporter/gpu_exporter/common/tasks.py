@@ -70,7 +70,7 @@ class Task:
         self._turned = None
 
     def late_s(self) -> float | None:
-        """Seconds since the last turn began; None if that is within the normal time."""
+        """Seconds since the last turn began; None while this is within the normal time."""
         turned = self._turned
         late_s = 0.0 if turned is None else time.monotonic() - turned
         return late_s if late_s > self._late_s else None
@@ -87,7 +87,7 @@ class Tasks:
         self._all += tasks
 
     def failures(self) -> Mapping[str, int]:
-        """How many turns of each task have failed."""
+        """The number of failed turns, by task."""
         return {task.name: task.failures for task in self._all}
 
     def list_late(self) -> list[str]:

@@ -81,7 +81,7 @@ class Actor(Protocol):
         """
 
     def tell(self, entry: Entry, text: str) -> None:
-        """Notifies the owner by an Event. If the action patched another object, also write a note on the target.
+        """Notifies the owner by an Event. If the action patched another object, also writes a note on the target.
 
         Further calls for the same entry change nothing.
         """

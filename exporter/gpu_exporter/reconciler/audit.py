@@ -1,7 +1,7 @@
-"""The audit log: one JSON line for every mark that was set or withdrawn, and for every action, with its evidence.
+"""The audit log: one JSON line for each set or withdrawn mark, and for each action, with its evidence.
 
-The file is opened for each line, so that logrotate may move it. Decisions never use it. A line that cannot be written
-completely is counted. This does not prevent a mark, but it prevents an action.
+The file is opened for each line, so that logrotate may move it. Decisions never use it. An incomplete line is counted.
+It does not prevent a mark, but it prevents an action.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class ReconcileCycle:
 
     @property
     def rest_s(self) -> float:
-        """Seconds from the start of the last cycle in which no other cycle may start, because a scheduler was slow."""
+        """Pause after the start of a cycle (seconds) before the next cycle may start; 0 unless a scheduler was slow."""
         return max((marker.rest_s for marker in self._markers.values()), default=0.0)
 
     @property
@@ -132,7 +132,7 @@ class ReconcileCycle:
     def run(self) -> str:
         """Runs one cycle. Returns its problems, "" for none. Raises nothing.
 
-        After an unexpected error the next cycle continues, because a process that had ended could not withdraw marks.
+        After an unexpected error the next cycle continues, because a process that has ended cannot withdraw marks.
         """
         try:
             return "; ".join(self._run())
@@ -180,9 +180,9 @@ class ReconcileCycle:
         return gone | self._check_all([(mark, None) for mark in running if mark.name not in gone])
 
     def _decide(self, marks: Sequence[Mark], unlisted: Collection[str], problems: list[str]) -> list[Decision]:
-        """The decisions on holders whose marks can be written. Adds a text to `problems` for missing evidence.
+        """The decisions on holders whose marks can be written. After any error, the list is empty.
 
-        After any error the list is empty. Then marks age as if their holders had no series.
+        Adds a text to `problems` for missing evidence. Without decisions, marks age as if their holders had no series.
         """
         self._had_evidence, self.decisions, self.frozen = False, (), {SOURCE: Freeze("no evidence")}
         try:

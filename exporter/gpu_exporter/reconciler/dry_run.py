@@ -64,7 +64,7 @@ class DryRun:
         self._telemetry.note_cycle(began, not problem, {}, self._decisions, self._frozen)
 
     def _run(self) -> str:
-        """Returns what was missing, "" for nothing."""
+        """Runs one cycle. Returns what was missing, "" for nothing."""
         judged = self._judge.judge()
         decisions, problems, self._frozen = judged.decisions, judged.problems, judged.frozen
         self._telemetry.note_odd(self._preview.odd)

@@ -89,7 +89,7 @@ class Marker(Surveyor, Protocol):
 
     @property
     def odd(self) -> Mapping[tuple[str, str], int]:
-        """How often an object was left out of a list, by its kind and the reason in one word."""
+        """The number of objects that each kind of list omitted, by kind and reason in one word."""
 
     def list_marks(self) -> Sequence[Mark]:
         """Every mark of the reconciler on any object."""
@@ -143,5 +143,5 @@ def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> 
 
 
 def timestamp(wall: float) -> str:
-    """RFC 3339 in UTC, to the second."""
+    """Unix seconds as RFC 3339 text in UTC, without fractions of a second."""
     return utc(wall).strftime("%Y-%m-%dT%H:%M:%SZ")

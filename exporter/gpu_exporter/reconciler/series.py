@@ -115,7 +115,7 @@ class DemandSeries(Collector):
 
 
 class OddObjects(Collector):
-    """Publishes how many malformed or too large objects were left out, as the markers counted them."""
+    """Publishes how many objects the markers omitted because they were malformed or too large."""
 
     def __init__(self) -> None:
         self.counts: Mapping[tuple[str, str], int] = {}

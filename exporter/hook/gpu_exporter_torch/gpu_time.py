@@ -78,7 +78,7 @@ class GpuTimeline:
             self._free.append(begin)
 
     def cancel(self) -> None:
-        """Does not count the interval that the last mark began."""
+        """Excludes the interval that the last mark began."""
         if self._pending:
             self._pending[-1] = (NOTHING, self._pending[-1][1])
 

@@ -19,10 +19,10 @@ SPECIAL = (
 
 @functools.lru_cache(maxsize=256)
 def mimic(base: Any, original: Any, name: str) -> Any:
-    """A subclass of `base` with the special methods of `original`. They are forwarded to the object in the attribute
-    `name`.
+    """Makes a subclass of `base` with the special methods of `original`.
 
-    So the truth value and the length of a wrapper are the same as without the hook, e.g. in `if loader:`.
+    The methods call the object in the attribute `name`. So the truth value and the length of a wrapper are the same as
+    without the hook, e.g. in `if loader:`.
     """
     try:
         body: dict[str, Any] = {}

@@ -78,10 +78,11 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 class SpentTime(NamedTuple):
-    """How one process spent its measured steps. Times in seconds, None if unknown.
+    """The time of one process's measured steps, in seconds; None if unknown.
 
     `starved_s`: time in which the GPU had no work because the loop waited for data. `worked_s`: the rest of the GPU's
-    time. `phase_s`: time by phase, measured on the GPU if possible.
+    time.
+    `phase_s`: time by phase, measured on the GPU if possible.
     """
 
     steps: int
@@ -110,7 +111,7 @@ class SpentTime(NamedTuple):
 
     @property
     def each_s(self) -> float:
-        """Means duration of a step."""
+        """Mean duration of a step."""
         return self.step_s / self.steps
 
     @property
@@ -165,8 +166,9 @@ class Loading(NamedTuple):
 
     @property
     def make_s(self) -> float:
-        """Seconds that one process needs to make a batch. While the loop waits for data, all workers are busy, except
-        when they wait for a CPU.
+        """Seconds that one process needs to make a batch.
+
+        While the loop waits for data, all workers are busy, except when they wait for a CPU.
         """
         if not self.workers:
             return self.wait_s
@@ -187,7 +189,7 @@ CPUS, TAKING = "cpus", "taking"  # what limits a loop that more workers do not h
 
 
 class Workers(NamedTuple):
-    """How many loader workers to try, and the expected seconds per batch with them.
+    """The number of loader workers to try, and the expected seconds per batch with them.
 
     `number`: None if more workers do not help; `limit` then has the reason.
     """
@@ -239,7 +241,7 @@ class RankTime(NamedTuple):
 
 
 class LateRank(NamedTuple):
-    """The rank that the others wait for, and the share of a step that they wait. `rank` is None if no rank is late."""
+    """The rank for which the others wait, and their wait as a share of a step. `rank` is None if no rank is late."""
 
     rank: int | None = None
     share: float = 0.0

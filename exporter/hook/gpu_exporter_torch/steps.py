@@ -1,10 +1,9 @@
-"""Counts the steps of one training loop, and measures their waits. Pure: all times are parameters, in nanoseconds of
-one clock.
+"""Counts the steps of one training loop, and measures their waits. Pure.
 
-A step begins when the loop asks for its first batch, and ends when the loop asks for the next batch after the
-optimizer's step. So there is no gap between the steps of an epoch, and no step includes the time between two epochs (an
-evaluation, the start of new loaders). The first batch of an epoch also waits for new workers. This time counts as
-`start`, not as `wait`.
+All times are parameters, in nanoseconds of one clock. A step begins when the loop asks for its first batch. It ends
+when the loop asks for the next batch after the optimizer's step. So there is no gap between the steps of an epoch. No
+step includes the time between two epochs, e.g. an evaluation or the start of new loaders. The first batch of an epoch
+also waits for new workers. This time counts as `start`, not as `wait`.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class PolicyRule(NamedTuple):
 
 
 class RuleFaults(ValueError):
-    """The policies are invalid: `faults` has one line per fault, with its file and line."""
+    """Invalid policies. `faults` has one line per fault, with its file and line."""
 
     def __init__(self, faults: Sequence[str]) -> None:
         super().__init__("\n".join(faults))

@@ -46,10 +46,10 @@ class DeviceIdentity(NamedTuple):
 
     @property
     def mig_slices(self) -> int:
-        """Computes slices of the board: 7, on FOUR_SLICES 4."""
+        """Number of compute slices of the board: 4 on the products of FOUR_SLICES, otherwise 7."""
         return 4 if FOUR_SLICES.search(self.name) else 7
 
     @property
     def mig_memory_slices(self) -> int:
-        """Memory slices of the board: 8, on FOUR_SLICES 4."""
+        """Number of memory slices of the board: 4 on the products of FOUR_SLICES, otherwise 8."""
         return 4 if FOUR_SLICES.search(self.name) else 8

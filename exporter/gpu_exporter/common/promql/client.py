@@ -126,7 +126,7 @@ def _build(ca: bytes | None, cert: bytes | None, key: bytes | None) -> ssl.SSLCo
 
 
 class Client:
-    """`fetch_text` with the credentials and the certificates of the site. Changed certificate files are read again."""
+    """Fetches pages with the credentials and certificates of the site. Reads changed certificate files again."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class _WaitingCheck(NamedTuple):
 
 
 class _Failures:
-    """Wrong passwords of an address: their number, and the time of the last one (monotonic seconds)."""
+    """The number of wrong passwords of an address, and the time of the last (monotonic seconds)."""
 
     def __init__(self) -> None:
         self.wrong = 0

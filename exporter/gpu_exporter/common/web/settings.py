@@ -75,7 +75,7 @@ def read_settings(path: Path, before: WebSettings | None = None) -> WebSettings:
 
 
 def strictness(tls: Mapping[str, str]) -> int:
-    """How strictly clients must identify themselves: the position of this setting in CLIENTS."""
+    """Strictness of the client authentication: the position of this setting in CLIENTS."""
     return list(CLIENTS).index(tls.get("client_auth_type") or "NoClientCert")
 
 

@@ -1,4 +1,4 @@
-"""Evidence for the rules from the training loop's report (docs/torch.md). The job writes it, so it is only a claim."""
+"""Evidence for the rules from the training loop's report (docs/torch.md). The job writes it, so it is no proof."""
 
 from __future__ import annotations
 

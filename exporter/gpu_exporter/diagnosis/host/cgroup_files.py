@@ -116,5 +116,5 @@ def count(text: str | None) -> float | None:
 
 
 def least(*limits: float | None) -> float | None:
-    """The smallest of the limits that are known."""
+    """The smallest known limit; None if no limit is known."""
     return min((limit for limit in limits if limit is not None), default=None)

@@ -61,7 +61,7 @@ class Cgroups:
         return {uid for _, uid in found} if is_all else None
 
     def _look(self, wanted: Collection[Who]) -> tuple[dict[Who, PurePosixPath], bool]:
-        """The result of `find`, and whether it proves that the others have no cgroup on the host."""
+        """The result of `find`. The second value is true if the other holders certainly have no cgroup on the host."""
         base = self.files.tree(CPUACCT)
         found: dict[Who, PurePosixPath] = {}
         if base is None:

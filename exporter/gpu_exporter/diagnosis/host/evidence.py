@@ -52,7 +52,7 @@ class _WatchedHolder(NamedTuple):
 
 
 class EvidenceReader:
-    """Compares each look at a holder with the one before."""
+    """Reads the evidence of each holder's host: the difference between its last two looks."""
 
     def __init__(
         self, cgroups: Cgroups, clock: Clock, host_cpus: int, procfs: Path | None, *, with_files: bool = False

@@ -34,11 +34,11 @@ class Looks(Protocol):
 
 
 class HostNode(NamedTuple):
-    """Functions of the node for the threads. Some return the holders to read, the others take the results.
+    """Functions of the node that the threads call. Some return the holders to read, the others take the results.
 
-    `list_held`: the present allocations, and the number of GPUs. `list_suspects`: holders in a run without progress.
-    `hear`: takes the progress of such a holder. `list_subjects`: holders that do not use their GPUs well. `note`: takes
-    the evidence for the causes. `note_training`: takes the reports of a holder's training loop.
+    - `list_held`: the present allocations, and the number of GPUs. `list_suspects`: holders in a run without progress.
+    - `hear`: takes the progress of such a holder. `list_subjects`: holders that do not use their GPUs well.
+    - `note`: takes the evidence for the causes. `note_training`: takes the reports of a holder's training loop.
     """
 
     list_held: Callable[[], tuple[Collection[Allocation], int]]

@@ -36,11 +36,11 @@ class HeldBoard(NamedTuple):
 
 
 class _Board:
-    """One GPU. Times are in monotonic seconds.
+    """One GPU. Times are monotonic seconds.
 
-    `key`: the watched holder. `process_at`: the last time when the holder had a process on the GPU, or may have had
-    one. `is_left`: the holder provably has no process there now. `worked_at`: when the GPU last worked. `fault`,
-    `fault_at`: the GPU's last fault, and when it was reported.
+    - `key`: the watched holder. `process_at`: the last time at which the holder may have had a process on the GPU.
+    - `is_left`: the holder provably has no process on the GPU now. `worked_at`: when the GPU last worked.
+    - `fault`, `fault_at`: the GPU's last fault, and when it was reported.
     """
 
     def __init__(self, floor: BoardFloor) -> None:
@@ -152,10 +152,10 @@ class Boards:
             watch.around = Around(proof, alone, waits.expected_s(), waits.waited)
 
     def _find_proof(self, key: HolderKey, board: _Board, others: Sequence[_Board], begin: float, now: float) -> str:
-        """Why a member of the gang (the processes that work together) cannot continue, "" if nothing proves it.
+        """The reason why a member of the gang (the processes that work together) cannot continue, "" without proof.
 
-        A process must have ended or stopped when the run began, and a fault must not be older than the run. Otherwise
-        they may have another reason.
+        Counts a process only if it had ended or stopped when the run began, and a fault only if it is not older than
+        the run.
         """
         for each in (board, *others):
             if each.fault_at >= begin - MINUTE_S:
@@ -201,8 +201,9 @@ class Boards:
         return waits.waited if (waits := self._waits.get(key)) is not None else Waited()
 
     def suspects(self) -> set[tuple[UnitId, HolderKey]]:
-        """The holders whose host must be read: in a run without progress, on a fully busy GPU whose progress cannot be
-        seen, or in a wait that may have just ended.
+        """The holders whose hosts must be read: in a run without progress, or in a wait that may have just ended.
+
+        Also holders of a fully busy GPU whose progress the exporter cannot see.
         """
         waiting = {key for key, waits in self._waits.items() if waits.is_open}
         return {

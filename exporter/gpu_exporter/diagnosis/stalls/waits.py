@@ -101,7 +101,7 @@ class HolderWaits:
         self._worked_s[unit] = self._worked_s.get(unit, 0.0) + seconds
 
     def note_memory(self, unit: UnitId, memory: float | None) -> None:
-        """Bytes in use on a GPU of the holder."""
+        """Notes the bytes in use on a GPU of the holder."""
         if not self.is_open or unit not in self._memory:
             return
         before = self._memory[unit]

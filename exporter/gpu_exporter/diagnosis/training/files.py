@@ -185,7 +185,7 @@ class TrainingReader:
             os.close(folder)
 
     def _find(self, who: Who) -> tuple[Path, Sequence[str]]:
-        """The folder of a holder, as a root and the parts of the path below it.
+        """The folder of a holder's reports, as a root and the parts of the path below it.
 
         Raises FileNotFoundError for a holder that cannot have such a folder, OSError for other errors.
         """

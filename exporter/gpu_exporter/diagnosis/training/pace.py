@@ -51,7 +51,7 @@ class _Booked:
 
 
 class _ProcessTotals(NamedTuple):
-    """What a process has counted so far."""
+    """Running totals of one process."""
 
     steps: int
     seconds: Mapping[str, float]
@@ -80,8 +80,8 @@ class _KeptTraining:
     def book(self, new: RankReport) -> None:
         """Adds the new steps and seconds of one process.
 
-        Only the first GROUPS_MAX sets of GPUs count. Beyond PROCESSES_MAX processes, the one with the oldest report is
-        forgotten.
+        Counts only the first GROUPS_MAX sets of GPUs. Above PROCESSES_MAX processes, forgets the process with the
+        oldest report.
         """
         if new.gpus not in self.booked and len(self.booked) >= GROUPS_MAX:
             return

@@ -30,7 +30,7 @@ class Proven(NamedTuple):
 
 
 class ProofAsker:
-    """Remembers which proposals come next, the warnings so far, and the last failure of a source."""
+    """Remembers the order of the proposals, the warnings of the owners, and the last failure of a source."""
 
     def __init__(self, proofs: Proofs, clock: Clock, *, asks_demand: bool) -> None:
         self._proofs = proofs

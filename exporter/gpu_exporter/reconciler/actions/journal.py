@@ -56,9 +56,9 @@ class Journal:
 
 
 def begun_within(entries: Sequence[Entry], wall: float, seconds: float = HOUR_S) -> int:
-    """How many actions began in the last `seconds` before `wall`.
+    """The number of actions that began in the last `seconds` before `wall`.
 
-    Acts with a time in the future count too, because a clock was wrong.
+    Actions with a time in the future count too, because a clock was wrong.
     """
     return sum(wall - entry.wall < seconds for entry in entries)
 

@@ -40,7 +40,7 @@ class ActionLimits:
         self._acts_left, self._reads_left, self._until = self._settings.cycle_max, TARGETS_MAX, now + WITHIN_S
 
     def last_read(self, title: str) -> float:
-        """When this target was read last (monotonic seconds), -inf if never."""
+        """Time at which this target was last read (monotonic seconds), -inf if never."""
         return self._read_at.get(title, -math.inf)
 
     def object_to(self, title: str, begun: int | None) -> None:
@@ -65,7 +65,7 @@ class ActionLimits:
             raise Refused("limit", f"this cycle has read {TARGETS_MAX} targets; the next cycle continues")
 
     def note_reading(self, title: str) -> None:
-        """This target is read now."""
+        """Notes that this target is read now."""
         self._reads_left -= 1
         self._read_at[title] = self._clock.monotonic()
 

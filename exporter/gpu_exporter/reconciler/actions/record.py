@@ -1,8 +1,8 @@
 """The record of each policy: the outcomes of its decisions in the last days, by class and tenant. It survives restarts.
 
-A policy may act only if its record is good. At least three tenants are needed, and one tenant counts for at most a
-fifth of the decisions. The reconciler does not act on a tenant with too many regrets. The worst such tenant is left out
-of the record that counts for the others.
+A policy may act only if its record is good. It needs at least three tenants, and one tenant counts for at most a fifth
+of the decisions. The reconciler does not act on a tenant with too many regrets. The record for the other tenants
+excludes the worst such tenant.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class Record:
         return standing
 
     def _tenants(self, account: Account, first: int) -> dict[str, PolicyStanding]:
-        """By tenant: the number of decisions with outcome `right` or `regret`, and the number of regrets."""
+        """The numbers of `right` or `regret` decisions and of regrets, by tenant."""
         found: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         for day, counts in self._days.items():
             for (policy, kind, tenant), numbers in counts.items() if day >= first else ():
@@ -412,11 +412,10 @@ def _counts(numbers: Iterable[Any]) -> list[int]:
 
 
 def _pool(tenants: dict[str, PolicyStanding], regret_max: float) -> PolicyStanding | None:
-    """The record of all tenants together; None for fewer than TENANTS_MIN tenants. Each tenant counts for at most a
-    fifth.
+    """The record of all tenants together; None for fewer than TENANTS_MIN tenants.
 
-    The tenant with the largest share of regrets is left out if it has too many regrets. So it cannot prevent actions on
-    other tenants.
+    Each tenant counts for at most a fifth. If the tenant with the largest share of regrets has too many, it is
+    excluded. So it cannot prevent actions on other tenants.
     """
     counted = dict(tenants)
     worst = max(counted, key=lambda tenant: (counted[tenant].regrets / counted[tenant].decisions, tenant), default="")

@@ -67,7 +67,7 @@ class RecordObserver(OutcomeObserver, Protocol):
 
 
 class WatchStart(NamedTuple):
-    """A holder when its watch begins: how long it has been idle, and its longest gap so far (seconds)."""
+    """A holder at the start of its watch: its idle time, and its longest gap until then (seconds)."""
 
     incarnation: str
     idle_s: float
@@ -242,7 +242,7 @@ def tenant_of(decision: Decision) -> str:
 
 
 def shortest_run(decision: Decision) -> float:
-    """How long all units of a holder have been idle (seconds); 0 if this is not known."""
+    """Seconds for which all units of a holder have been idle; 0 if unknown."""
     return min((unit.idle_run_s or 0.0 for unit in merge_units(decision.units)), default=0.0)
 
 

@@ -1,8 +1,8 @@
-"""Whether a holder and its gang make no progress, from the stalls that exporters report. Pure.
+"""Finds out whether a holder and its gang make no progress, from the stalls that exporters report. Pure.
 
-A gang counts as stalled if one member is stalled and every other member is stalled too, or is at rest without work on
-its host. If one member works, the gang is not stalled, because the others wait for it. A stall is only reported. It
-never leads to a mark or an action.
+A gang counts as stalled if one member is stalled, and every other member is stalled or at rest. A member at rest has no
+work on its host. If one member works, the gang is not stalled, because the others wait for it. A stall is only
+reported. It never leads to a mark or an action.
 """
 
 from __future__ import annotations

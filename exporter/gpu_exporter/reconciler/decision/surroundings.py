@@ -1,7 +1,7 @@
-"""The surroundings of a holder as its scheduler shows them now: its group, its class, and wishes to keep its GPUs.
+"""The surroundings of a holder, as its scheduler shows them: its group, its class, and wishes to keep its GPUs.
 
-Metrics show that GPUs are idle. The surroundings show whether this matters: an idle member of a group may wait for a
-member that works, a server waits for requests, and owners may have reasons that metrics do not show.
+Metrics show that GPUs are idle. The surroundings show whether the holder still needs them. An idle member may wait for
+a working member of its group. A server waits for requests. Owners may have reasons that metrics do not show.
 """
 
 from __future__ import annotations

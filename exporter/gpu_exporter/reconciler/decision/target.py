@@ -91,12 +91,12 @@ class Target(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Its name for people, with its namespace."""
+        """The target's name for people, with its namespace."""
         return place(self.reference, self.namespace)
 
     @property
     def beside(self) -> tuple[Part, ...]:
-        """Its members without GPUs. GPU metrics show nothing about them."""
+        """The target's members without GPUs. GPU metrics show nothing about them."""
         return tuple(part for part in self.ends if part.units == 0)
 
 
@@ -108,7 +108,9 @@ def place(reference: Reference, namespace: str) -> str:
 def why_not(
     target: Target, decisions: Mapping[HolderName, Decision], verbs: Collection[str], notes: Collection[str]
 ) -> Skipped | None:
-    """Why no action on a target is allowed; None if every member that the action would end is underused or has no GPU.
+    """The reason why no action is allowed on a target, None if the action is allowed.
+
+    Every member that the action would end must be underused or have no GPU.
 
     `decisions`: on holders that are marked underused.
     `verbs`: the actions of ACTIONS that the site allows.
@@ -130,7 +132,7 @@ def why_not(
 
 
 def _membership(target: Target) -> Skipped | None:
-    """Why the members of the target are not all known, or not all present; None if they are."""
+    """The reason why members of the target are unknown or missing; None if all are known and present."""
     if target.unread:
         return Skipped("unread", f"a possible member cannot be read: {target.unread[0]}{_more(target.unread)}")
     if target.strangers:
@@ -148,7 +150,7 @@ def _membership(target: Target) -> Skipped | None:
 
 
 def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped | None:
-    """Why the members that hold GPUs now differ from the underused holders; None if they are the same."""
+    """The reason why the members with GPUs differ from the underused holders; None if they are the same."""
     holders = {part.name: part for part in target.ends if part.units != 0}
     if not holders:
         return Skipped("members", "it has no member that holds GPUs")
@@ -166,10 +168,10 @@ def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipp
 
 
 def _care(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped | None:
-    """Why the class or an owner's wish forbids the action; None if neither does.
+    """The reason why the class or an owner's wish forbids the action; None if neither does.
 
-    The label of the target sets its class; without it, the class of its members counts. A label of a member can only
-    make the class more careful.
+    The label of the target sets its class. Without this label, the class of its members counts. A label of a member can
+    only make the class more careful.
     """
     around = [each.around for each in decisions.values() if each.around is not None]
     shown = [target.kind] if target.kind else [each.shown for each in around]

@@ -147,9 +147,7 @@ class ExporterSource:
         return None
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """See ExplainingSource.read_use. Reads the status pages of these units' exporters. Exporters without an answer
-        are left out.
-        """
+        """See ExplainingSource.read_use. Reads the status pages of these units' exporters; omits silent exporters."""
         nodes, uuids = {unit.node for unit in units}, {unit.uuid for unit in units}
         addresses = [address for address in self._addresses if address.place in nodes]
 

@@ -410,7 +410,7 @@ class PromQLSource:
         return shares
 
     def _resolve(self, marked: Collection[HolderName]) -> set[HolderName]:
-        """These names, and Slurm's own id for each job with an id such as 3010_1 or 3011+1."""
+        """These names, plus Slurm's own id for each job with an id such as 3010_1 or 3011+1."""
         names = set(marked)
         for name in marked:
             if name.scheduler != "slurm" or whole(name.name, WHOLE_MAX) is not None:

@@ -69,12 +69,11 @@ class PublishedCause(NamedTuple):
 
 
 class UnitUse(NamedTuple):
-    """How a holder uses one GPU or MIG instance, for people.
+    """The use of one GPU or MIG instance by a holder, for people. Each number is None if unknown.
 
-    `state`: the state from the diagnosis; "" if it is not known.
-    `now`: utilization now, 0 to 1. `mean`: the mean over the time in `over`.
+    `state`: the state from the diagnosis; "" if unknown.
+    `now`: present utilization, 0 to 1. `mean`: its mean over the time in `over`.
     `peak`: the most memory that the holder used in this time (bytes). `memory`: the memory of the GPU (bytes).
-    Each number is None if it is not known.
     """
 
     state: str = ""
@@ -132,8 +131,9 @@ class UnitEvidence(NamedTuple):
 
 
 class HostLimits(NamedTuple):
-    """Above one of these limits a holder counts as working on its host: share of its CPUs, bytes per second of block
-    devices.
+    """The limits of work on a host: share of the holder's CPUs, and bytes per second of block devices.
+
+    A holder above either limit counts as working.
     """
 
     cpu_ratio: float
@@ -250,17 +250,18 @@ class ExplainingSource(EvidenceSource, Protocol):
         """
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """The use of these units by a holder, with the causes of their states. Units without an answer are left out.
+        """The use of these units by a holder, with the causes of their states. Omits units without an answer.
 
         Raises AnswerError.
         """
 
     def read_gaps(self) -> Sequence[str]:
-        """What is missing although exporters are seen, each with what to do; empty where that is not known."""
+        """The data that are missing although exporters are seen, each with the remedy; empty if unknown."""
 
     def read_last_seen(self, name: HolderName) -> float | None:
-        """When the holder last held a GPU (Unix seconds); None if it held none in the last day, or if the past is not
-        known. Raises AnswerError.
+        """Unix seconds at which the holder last held a GPU; None if not in the last day, or if the past is unknown.
+
+        Raises AnswerError.
         """
 
 
@@ -289,7 +290,7 @@ def is_hidden(labels: Mapping[str, str]) -> bool:
 
 
 def owner_of(labels: Mapping[str, str]) -> str:
-    """`user/account` from an info series. A missing part is left out."""
+    """`user/account` from the labels of an info series. Omits a missing part."""
     return "/".join(part for part in (labels.get("user", ""), labels.get("account", "")) if part)
 
 

@@ -60,7 +60,7 @@ class PodActor:
         return Entry(ident, wall, self.scheduler, target.namespace, target.verb, *where, note, undo=target.undo)
 
     def act(self, target: Target, entry: Entry) -> None:
-        """See Actor.act."""
+        """Suspends, deactivates or stops the target: see Actor.act."""
         self._patch(target.live, entry.note)
 
     def look(self, entry: Entry) -> str:

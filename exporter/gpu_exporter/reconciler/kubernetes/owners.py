@@ -212,7 +212,7 @@ class OwnerLook:
     """
 
     def __init__(self, api: Api, clock: Clock, kinds: Kinds, namespace: str, parents: Parents, until: float) -> None:
-        """`parents`: by namespace and reference, the controllers of owners that were read earlier."""
+        """`parents`: controllers of owners that were read before, by namespace and reference."""
         self._api = api
         self._clock = clock
         self._kinds = kinds
@@ -360,7 +360,7 @@ class OwnerLook:
 
 
 def pods_wanted(kind: str, found: Json) -> int | None:
-    """How many pods a Job or StatefulSet keeps running at once; None for other kinds, and if it does not specify this.
+    """The number of pods that a Job or StatefulSet keeps running at once; None if unspecified, and for other kinds.
 
     Raises ValueError if the number is invalid, because members may then be missing.
     """

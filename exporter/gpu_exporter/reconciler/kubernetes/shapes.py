@@ -91,7 +91,10 @@ def _job_wants(found: Found) -> Wanted:
 
 
 def _jobset_wants(found: Found) -> Wanted:
-    """By replicated job: the pods that the JobSet's existing Jobs want, plus all pods of Jobs that do not exist yet."""
+    """The number of pods that a JobSet wants, by replicated job.
+
+    Counts the pods that the existing Jobs want, plus all pods of Jobs that do not exist yet.
+    """
     wanted: Counter[str] = Counter()
     there: Counter[str] = Counter()
     for job in found.between.values():

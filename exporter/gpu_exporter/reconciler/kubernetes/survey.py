@@ -241,7 +241,7 @@ def _left_out(namespace: str, name: str, reason: str, why: str) -> Unreadable:
 def _members_of(
     namespace: str, gangs_: Mapping[str, frozenset[str]], view: NamespaceView
 ) -> dict[str, tuple[Member, ...]]:
-    """By pod, the members of its gang. All members share one list, because a gang may have thousands."""
+    """The members of each pod's gang, by pod. Pods of one gang share one list: it may have thousands of members."""
     lists: dict[frozenset[str], tuple[Member, ...]] = {}
     for gang in gangs_.values():
         if gang not in lists:
@@ -338,7 +338,7 @@ def target_of(owners: Sequence[Owner]) -> Reference | None:
 
 
 def pods_missing(pod: PodView, owners: Sequence[Owner], view: NamespaceView) -> int:
-    """How many members of the pod's gang do not exist yet. The existing members wait for them."""
+    """The number of members of the pod's gang that do not exist yet. The existing members wait for them."""
     missing = 0
     if owners and owners[0].wanted is not None and owners[0].kind not in LOOSE:
         missing = owners[0].wanted - view.alive.get(owners[0].link, 0)

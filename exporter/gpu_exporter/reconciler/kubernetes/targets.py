@@ -1,7 +1,7 @@
 """Reads the target of an action, and all pods that the action would end, from one list of the pods in its namespace.
 
-A pod is a member if its chain of controllers was read and fits the shape of the target's kind. If the kind of a pod's
-controller is not part of the shape, the action does not end this pod, and its controllers are not read.
+A pod is a member if its chain of controllers was read and fits the shape of the target's kind. A pod is no member if
+its controller's kind is not part of the shape. Then the action does not end the pod, and its controllers are not read.
 """
 
 from __future__ import annotations
@@ -380,7 +380,7 @@ def _above(found: Json, title: str) -> str:
 
 
 def _obstacle(live: Json, title: str) -> Skipped | None:
-    """Why an object cannot be suspended or stopped: it is being deleted, has ended, or is already suspended."""
+    """The reason why an object cannot be suspended or stopped: it is being deleted, ended or suspended already."""
     metadata, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
     if metadata.get("deletionTimestamp"):
         return Skipped("terminating", f"{title} is being deleted")

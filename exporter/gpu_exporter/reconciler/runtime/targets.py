@@ -81,7 +81,7 @@ class Targets(NamedTuple):
 
 
 def explain_monitors(targets: Targets) -> Absence | None:
-    """What the PodMonitors of the cluster show; None without a cluster, and if they cannot be read."""
+    """The finding in the cluster's PodMonitors; None without a cluster, or if they cannot be read."""
     if targets.kubernetes is False:
         return None
     try:

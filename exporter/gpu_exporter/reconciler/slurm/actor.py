@@ -152,8 +152,9 @@ def _holds_gpus(job: LiveJob) -> bool:
 
 
 def _unmarked(holding: Sequence[LiveJob]) -> Skipped | None:
-    """Why the action must not run: no component holds GPUs, or a component with GPUs has no mark `underused`. None if
-    it may run.
+    """The reason why the action must not run, None if it may run.
+
+    Each component with GPUs must have the mark `underused`, and at least one component must have GPUs.
     """
     if not holding:
         return Skipped("changed", "it holds no GPU now")

@@ -71,7 +71,7 @@ def acted_on(job: LiveJob) -> str:
 def add_note(text: str, note: str) -> str:
     """The text of a mark, with a note about an action on this run of its job.
 
-    The result does not contain the text of others after the mark. `set_text` keeps that text.
+    The result does not contain the text of others after the mark: `set_text` keeps that text.
     """
     match = MARK.match(text)
     assert match is not None

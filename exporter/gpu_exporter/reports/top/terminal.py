@@ -70,7 +70,7 @@ def print_once(nodes: Sequence[Address], wish: ViewOptions, fetch: Callable[...,
 
 
 def find_obstacle(environment: Mapping[str, str]) -> str:
-    """Why this terminal cannot show a live table, "" if it can."""
+    """The reason why this terminal cannot show a live table, "" if it can."""
     try:
         import curses
     except ImportError:

@@ -205,12 +205,12 @@ class Api:
         most: Budget | None = None,
         **options: Any,
     ) -> Iterator[T]:
-        """The result of `keep` for each object of a list. The pages are read as a stream.
+        """Yields the result of `keep` for each object of a list. The pages are read as a stream.
 
         `kind`: the kind of the objects.
-        `keep`: may raise any exception. Then the object is left out, logged and counted. The same applies to an object
-        that is too large.
-        `odd`: called for every object that is left out, with its name, one of REASONS, and the reason in words.
+        `keep`: extracts the needed part. If it raises an exception, the object is omitted, logged and counted, like an
+        object that is too large.
+        `odd`: called for every omitted object, with its name, one of REASONS, and the reason in words.
         `most`: the limits of the list.
         """
 
@@ -273,7 +273,7 @@ class Api:
             response.close()  # after a complete answer the connection is already back in the pool
 
     def _note_odd(self, kind: str, name: str, reason: str, why: str) -> None:
-        """Counts an object that is left out. Log it once."""
+        """Counts an omitted object. Logs it once."""
         with self._lock:
             self.odd[kind, reason] += 1
             is_new = (kind, name) not in self._odd_names

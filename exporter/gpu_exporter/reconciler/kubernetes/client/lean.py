@@ -67,7 +67,7 @@ def _is_read(key: str) -> bool:
 
 
 def _texts(value: Any, what: str, odd: list[tuple[str, str]]) -> Mapping[str, str]:
-    """Labels or annotations. Values that are not texts are left out, and recorded in `odd`."""
+    """Labels or annotations. Omits values that are not texts, and records them in `odd`."""
     if value is None:
         return {}
     texts = {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
@@ -77,7 +77,7 @@ def _texts(value: Any, what: str, odd: list[tuple[str, str]]) -> Mapping[str, st
 
 
 def _rows(value: Any, what: str, odd: list[tuple[str, str]]) -> list[Mapping[str, Any]]:
-    """A list of JSON objects. Other values are left out, and recorded in `odd`."""
+    """A list of JSON objects. Omits other values, and records them in `odd`."""
     if value is None:
         return []
     rows: list[Mapping[str, Any]] = []

@@ -100,7 +100,7 @@ class Lease:
         return parse_note(self._annotations, f"Lease {self._namespace}/{self._name}")
 
     def describe(self) -> str:
-        """Why this process does not hold the Lease."""
+        """The reason why this process does not hold the Lease."""
         place = f"Lease {self._namespace}/{self._name}"
         if self._trouble:
             return f"{place}: {self._trouble}"

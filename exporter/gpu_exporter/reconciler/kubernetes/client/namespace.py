@@ -50,7 +50,7 @@ class PodView(NamedTuple):
 
 
 class Service(NamedTuple):
-    """The fields of a Service that are used. `selector`: labels of the pods that it sends requests to, if any."""
+    """The used fields of a Service. `selector`: the labels of the pods that receive its requests, if any."""
 
     name: str
     is_headless: bool
@@ -137,8 +137,7 @@ class _NamespaceReader:
         return pods, alive
 
     def _large_pods(self) -> Iterator[tuple[list[Link | str], PodView | None]]:
-        """The metadata of pods that are malformed or too large. They are read because such pods are members of gangs
-        too.
+        """The metadata of malformed or too large pods. Such pods are members of gangs too.
 
         Raises MarkError if nothing is known about a pod, because it may belong to any gang.
         """
@@ -173,7 +172,7 @@ class _NamespaceReader:
         return keys_of(metadata), view_pod(pod, self._resources) if is_kept else None
 
     def _served(self, pods: Mapping[str, PodView]) -> dict[str, str]:
-        """By pod UID, the Service that sends requests to the pod.
+        """The Service that sends requests to each pod, by pod UID.
 
         The selector of the Service counts first, because its endpoints can be empty for a moment. Then its endpoints
         count.
