@@ -324,7 +324,7 @@ ROWS = (
         silent="it only adds names of this machine",
     ),
     Row(
-        "journal of acts",
+        "journal of actions",
         ("reconciler/texts.py:TextFiles.read_text", "reconciler/texts.py:TextFiles.write_text"),
         at("reconciler-journal.json", write_journal),
         again(lambda path: Journal(texts_in(path.parent)).read()),

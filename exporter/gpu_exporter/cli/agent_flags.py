@@ -20,7 +20,7 @@ DEFAULT_STATE = "/var/lib/gpu-exporter"
 
 
 def add_agent_flags(parser: Parser) -> None:
-    """Add the flags that the daemon, `--once` and `holders` share: where GPUs, holders and files are."""
+    """Adds the flags that the daemon, `--once` and `holders` share: where GPUs, holders and files are."""
     table = "\n".join(f"  {name:16} {'on ' if on else 'off'}  {what}" for name, (on, what) in COLLECTORS.items())
     parser.section("collectors", f"--[no-]collector.NAME:\n{table}")
     for name, (on, _) in COLLECTORS.items():
@@ -187,7 +187,7 @@ def _add_slurm_sources(parser: Parser) -> None:
 
 
 def _parse_collected(text: str) -> Address | Path | None:
-    """Parse the address or the directory of a Slurm collector; None for an empty text. Raises ValueError."""
+    """Parses the address or the directory of a Slurm collector; None for an empty text. Raises ValueError."""
     if "://" in text or ("@" in text and not text.startswith((".", "/"))):  # a password is never shown as a directory
         from gpu_exporter.common.address import parse_address
 
@@ -196,7 +196,7 @@ def _parse_collected(text: str) -> Address | Path | None:
 
 
 def add_form_flags(parser: Parser) -> None:
-    """Add the flags for printing one reading. They request an action, so they have no environment variables."""
+    """Adds the flags for printing one reading. They request an action, so they have no environment variables."""
     forms = ("prometheus", "openmetrics", "json", "table", "holders")
     parser.flag("--once", action="store_true", default=False, is_verb=True, help="print one reading and exit")
     parser.flag(
@@ -221,7 +221,7 @@ def add_form_flags(parser: Parser) -> None:
 
 
 def add_waiting_flags(parser: Parser) -> None:
-    """Add the flags for where a reading is written, and how long it may take."""
+    """Adds the flags for where a reading is written, and how long it may take."""
     parser.flag(
         "--output",
         dest="output",
@@ -241,7 +241,7 @@ def add_waiting_flags(parser: Parser) -> None:
 
 
 def add_daemon_flags(parser: Parser) -> None:
-    """Add the flags for how the daemon publishes its data."""
+    """Adds the flags for how the daemon publishes its data."""
     parser.section("serving")
     parser.flag(
         "--web.listen-address",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def build_backend(
     parser: Parser, options: argparse.Namespace, clock: Clock
 ) -> tuple[Backend, list[Source], HostReader | None]:
-    """Build the backend that the flags request, and the simulated holders and host if they name a scenario."""
+    """Builds the backend that the flags request, and the simulated holders and host if they name a scenario."""
     if options.scenario is not None and options.replay:
         parser.error("--devices.scenario and --devices.replay cannot be combined")
     if options.scenario is not None:
@@ -84,7 +84,7 @@ def build_sources(
 def build_processes(
     parser: Parser, options: argparse.Namespace, backend: Backend, clock: Clock
 ) -> ProcessOwners | None:
-    """Build the reader of the owners of processes on the GPUs; None if it is switched off, or if this host does not
+    """Builds the reader of the owners of processes on the GPUs; None if it is switched off, or if this host does not
     show the owners.
     """
     if options.process is False or not backend.is_live:
@@ -105,10 +105,9 @@ def build_processes(
 def build_host(
     options: argparse.Namespace, backend: Backend, clock: Clock, *, with_files: bool, with_training: bool
 ) -> HostLoop | None:
-    """Build the reader of what holders do on this host; None if cgroups are not mounted or the GPUs are not in this
-    host.
+    """Builds the reader of holders' activity on this host; None without cgroups, or if the GPUs are not in this host.
 
-    `with_files`: as in EvidenceReader. `with_training`: also read the reports that jobs write about their training.
+    `with_files`: as in EvidenceReader. `with_training`: also reads the reports that jobs write about their training.
     """
     if not (backend.is_live and options.cgroup.is_dir()):
         return None
@@ -143,7 +142,7 @@ def _find_trainings(options: argparse.Namespace) -> TrainingPlaces:
 
 
 def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
-    """Build the backend that replays nvidia-smi logs, one for each GPU, or one recording of a whole node."""
+    """Builds the backend that replays nvidia-smi logs, one for each GPU, or one recording of a whole node."""
     from gpu_exporter.agent.devices.replay import ReplayBackend
     from gpu_exporter.common.files import open_named
 

@@ -22,7 +22,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Print the configuration; the exit code."""
+    """Prints the configuration; the exit code."""
     parser = build_parser()
     options = parser.read(given)
     config = read_config(parser, options.file)

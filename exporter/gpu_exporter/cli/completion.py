@@ -26,7 +26,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Print the script; the exit code."""
+    """Prints the script; the exit code."""
     parser = build_parser()
     options = parser.read(given)
     try:

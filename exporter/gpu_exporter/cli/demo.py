@@ -29,7 +29,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Simulate until Ctrl-C or the end; the exit code."""
+    """Simulates until Ctrl-C or the end; the exit code."""
     parser = build_parser()
     options = parser.read(given)
     from gpu_exporter.cli.run_demo import run_demo

@@ -27,7 +27,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Print the digest; the exit code."""
+    """Prints the digest; the exit code."""
     parser = build_parser()
     options = parser.read(given)
     settings = read_config(parser, options.config_file).settings

@@ -27,7 +27,7 @@ class Items(argparse.Action):
 
 
 def as_arguments(action: argparse.Action, text: str, *, at_commas: bool = False) -> list[str]:
-    """Convert the text of a variable to arguments with the same effect. `at_commas`: as in split_items. Raises
+    """Converts the text of a variable to arguments with the same effect. `at_commas`: as in split_items. Raises
     ValueError.
     """
     flag = action.option_strings[0]

@@ -63,7 +63,7 @@ def add_question(parser: Parser) -> None:
 
 
 def run(given: list[str]) -> int:
-    """Print the explanation; the exit code."""
+    """Prints the explanation; the exit code."""
     parser = build_parser()
     options = parser.read(given)
     holder = " ".join(options.holder)

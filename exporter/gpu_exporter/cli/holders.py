@@ -25,7 +25,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Print the list; the exit code."""
+    """Prints the list; the exit code."""
     parser = build_parser()
     options = parser.read(given)
     options.format = "json" if options.format == "json" else "holders"

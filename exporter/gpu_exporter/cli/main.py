@@ -51,7 +51,7 @@ def _end_at_signals() -> None:
 
 
 def run_command(given: list[str]) -> int:
-    """Run one command; the exit code."""
+    """Runs one command; the exit code."""
     if not given or given[0].startswith("-"):
         return _run(SERVE, given)
     name, rest = given[0], given[1:]
@@ -67,7 +67,7 @@ def _run(command: Command, given: list[str]) -> int:
 
 
 def _refuse(name: str) -> Command:
-    """End the process, because the command does not exist."""
+    """Ends the process, because the command does not exist."""
     from gpu_exporter.common.plain import nearest
 
     near = nearest(name, COMMANDS)

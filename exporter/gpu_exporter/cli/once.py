@@ -28,7 +28,7 @@ def find_state(options: argparse.Namespace) -> tuple[Path | None, str]:
 
 
 def print_reading(parser: Parser, options: argparse.Namespace) -> int:
-    """Print one reading and return the exit code. Without a daemon, read the GPUs while other modules load."""
+    """Prints one reading and returns the exit code. Without a daemon, reads the GPUs while other modules load."""
     settings = read_config(parser, options.config_file).settings
     from gpu_exporter.agent.runtime.reading import make_readers, take_one_view
     from gpu_exporter.common.clock import SYSTEM_CLOCK

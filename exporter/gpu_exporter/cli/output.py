@@ -30,8 +30,8 @@ class Output(io.FileIO):
 
 
 def prepare_streams() -> Output:
-    """Replace the standard streams, and return the stream for output. A closed standard stream is opened on /dev/null,
-    so that no file or socket of the program gets its descriptor number.
+    """Replaces the standard streams, and returns the stream for output. A closed standard stream is opened on
+    /dev/null, so that no file or socket of the program gets its descriptor number.
     """
     for number in (0, 1, 2):
         try:

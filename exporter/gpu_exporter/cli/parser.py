@@ -38,7 +38,7 @@ class Private:
         self._instead = " or ".join(filter(None, (instead, variable)))
 
     def __call__(self, text: str) -> Any:
-        """Convert the text. Raises argparse.ArgumentTypeError, whose text does not contain the secret."""
+        """Converts the text. Raises argparse.ArgumentTypeError, whose text does not contain the secret."""
         try:
             value = self.convert(text)
         except ValueError as exc:
@@ -78,13 +78,13 @@ class Parser(argparse.ArgumentParser):
         self._unknown_flags: list[str] = []  # among the arguments that are being parsed
 
     def section(self, title: str, text: str | None = None) -> None:
-        """Begin a group: the following flags are listed under this title."""
+        """Begins a group: the help lists the following flags under this title."""
         self._group = self.add_argument_group(title, text)
 
     def flag(
         self, name: str, *, is_verb: bool = False, more: str = "", at_commas: bool = False, **options: Any
     ) -> None:
-        """Add one flag. `is_verb`: the flag requests an action, so it has no variable. `more`: text that the reference
+        """Adds one flag. `is_verb`: the flag requests an action, so it has no variable. `more`: text that the reference
         adds to the help. `at_commas`: its variable may also separate items by commas, since no item contains one.
         """
         if options.get("action") == "append":
@@ -103,15 +103,15 @@ class Parser(argparse.ArgumentParser):
     def private(
         self, name: str, convert: Callable[[str], Any], is_secret: Callable[[Any], bool], instead: str, **options: Any
     ) -> None:
-        """Add a flag whose text may contain a secret, as Private."""
+        """Adds a flag whose text may contain a secret, as Private."""
         self.flag(name, type=Private(self, name, convert, is_secret, instead), **options)
 
     def address(self, name: str, convert: Callable[[str], Any], instead: str, **options: Any) -> None:
-        """Add a flag whose value is the address of a server. `instead`: the safe place for its user and password."""
+        """Adds a flag whose value is the address of a server. `instead`: the safe place for its user and password."""
         self.private(name, convert, lambda address: bool(getattr(address, "login", "")), instead, **options)
 
     def addresses(self, name: str, convert: Callable[[str], Address], instead: str, **options: Any) -> None:
-        """Add a repeatable flag of addresses. It also accepts host lists such as gpu-[01-40]. `instead`: as in
+        """Adds a repeatable flag of addresses. It also accepts host lists such as gpu-[01-40]. `instead`: as in
         `address`.
         """
 
@@ -130,7 +130,7 @@ class Parser(argparse.ArgumentParser):
         return bool(self._variable)
 
     def table(self, name: str, **options: Any) -> None:
-        """Add a flag that a table in its section's text explains."""
+        """Adds a flag that a table in its section's text explains."""
         self.flag(name, help="see the table", **options)
         self._actions[-1].in_table = True  # type: ignore[attr-defined]
 
@@ -170,7 +170,7 @@ class Parser(argparse.ArgumentParser):
         return getattr(found, action.dest)
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """End the process because of arguments that this command does not have. The text after an unknown flag is not
+        """Ends the process because of arguments that this command does not have. The text after an unknown flag is not
         printed, since it may be a secret.
         """
         from gpu_exporter.common.plain import nearest
@@ -181,16 +181,16 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(flags or unknown)}{meant}")
 
     def warn(self, message: str) -> None:
-        """Report a request that will not be followed, and continue."""
+        """Reports a request that will not be followed, and continues."""
         _complain(f"{self.prog}: warning: {message}")
 
     def fail(self, message: str) -> NoReturn:
-        """End the process for an error that is not an error of usage."""
+        """Ends the process with an error message that does not print the usage."""
         _complain(f"{self.prog}: {message}")
         sys.exit(Exit.USAGE)
 
     def error(self, message: str) -> NoReturn:
-        """End the process for an error of usage."""
+        """Ends the process for an error of usage."""
         if message.startswith("the following arguments are required") and self._unknown_flags:
             self.refuse(self._unknown_flags)  # a flag may be written wrong in place of --help, or beside a missing FILE
         if self._variable:
@@ -219,7 +219,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def _complain(text: str) -> None:
-    """Write to standard error. The lines of the text are safe for a terminal."""
+    """Writes to standard error. The lines of the text are safe for a terminal."""
     from gpu_exporter.common.plain import one_line
 
     sys.stderr.write("".join(f"{one_line(line)}\n" for line in text.split("\n")))
@@ -244,7 +244,7 @@ def _describe_environment(prefix: str) -> str:
 
 
 def add_format(parser: Parser, form: str = "table", more: str = "") -> None:
-    """Add the flag for the output format: `form`, the default, or json. `more`: text for the help."""
+    """Adds the flag for the output format: `form`, the default, or json. `more`: text for the help."""
     parser.flag(
         "--format",
         dest="format",
@@ -284,7 +284,7 @@ def add_logging(parser: Parser) -> None:
 
 
 def add_help(parser: Parser) -> None:
-    """`--help` and `--version`, which every command has."""
+    """Adds `--help` and `--version`, which every command has."""
     group = parser._group
     group.add_argument("-h", "--help", action="help", help="print this help and exit")
     group.add_argument(
@@ -304,7 +304,7 @@ def add_web_config(parser: Parser) -> None:
 
 
 def add_resources(parser: Parser) -> None:
-    """Add --attribution.resource, for the agent (devices of the kubelet) and the reconciler (limits of pods)."""
+    """Adds --attribution.resource, for the agent (devices of the kubelet) and the reconciler (limits of pods)."""
     parser.flag(
         "--attribution.resource",
         dest="resources",

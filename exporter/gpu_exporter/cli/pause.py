@@ -26,7 +26,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Begin, extend, show or end the pause. Returns the exit code."""
+    """Begins, extends, shows or ends the pause. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     if bool(options.lease) == (options.pause_file is not None):

@@ -16,7 +16,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Print the version; the exit code."""
+    """Prints the version; the exit code."""
     build_parser().read(given)
     sys.stdout.write(f"gpu-exporter {VERSION}\n")
     return 0

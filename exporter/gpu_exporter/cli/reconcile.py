@@ -71,7 +71,7 @@ def build_parser() -> Parser:
         type=Path,
         default=None,
         metavar="DIR",
-        help="keeps the record of decisions and the journal of acts, without --kubernetes.lease",
+        help="keeps the record of decisions and the journal of actions, without --kubernetes.lease",
     )
     parser.flag(
         "--audit.file",
@@ -148,7 +148,7 @@ def _add_actions(parser: Parser) -> None:
 
 
 def run(given: list[str]) -> int:
-    """Decide once or until a signal, or list marks. Returns the exit code."""
+    """Decides once or until a signal, or lists marks. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     _check_combinations(parser, options)
@@ -171,7 +171,7 @@ def run(given: list[str]) -> int:
 
 
 def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
-    """End the process if flags are combined in an invalid way."""
+    """Ends the process if flags are combined in an invalid way."""
     if options.collector and (not options.address or options.once or options.remove_all):
         parser.error(
             "--slurm.collector requires --web.listen-address, and cannot be combined with --once or --remove-all"
@@ -231,7 +231,7 @@ def _open_audit(options: argparse.Namespace, book: Rulebook, telemetry: Telemetr
 
 
 def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Callable[[], int]:
-    """Build the function that runs until a signal. Raises ValueError, OSError, MarkError, ModuleNotFoundError."""
+    """Builds the function that runs until a signal. Raises ValueError, OSError, MarkError, ModuleNotFoundError."""
     from gpu_exporter.common.clock import SYSTEM_CLOCK
     from gpu_exporter.reconciler.actions.record import Record
     from gpu_exporter.reconciler.runtime import loops
@@ -274,7 +274,7 @@ def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Cal
 
 
 def _serve_telemetry(options: argparse.Namespace, telemetry: Telemetry) -> None:
-    """Serve metrics and probes, and the pages of the Slurm collector if it runs too. Raises OSError, ValueError."""
+    """Serves metrics and probes, and the pages of the Slurm collector if it runs too. Raises OSError, ValueError."""
     from gpu_exporter.reconciler.site import ReconcilerSite
 
     site = ReconcilerSite(telemetry, options.interval)

@@ -24,7 +24,7 @@ LOGIN = "--source.basic-auth.username with --source.basic-auth.password-file"
 
 
 def add_prometheus(parser: Parser) -> None:
-    """Where evidence is read, and how its server is reached."""
+    """Adds the flags for the source of evidence, and for access to its server."""
     parser.section("evidence")
     parser.address(
         "--source.prometheus",
@@ -91,7 +91,7 @@ def add_exporters(parser: Parser) -> None:
 
 
 def add_targets(parser: Parser) -> None:
-    """Where pods and jobs are read and marked."""
+    """Adds the flags for the places where pods and jobs are read and marked."""
     parser.section("pods and jobs")
     parser.flag(
         "--kubernetes",
@@ -130,7 +130,7 @@ def add_kubeconfig(parser: Parser) -> None:
 
 
 def add_pause_places(parser: Parser) -> None:
-    """Where a pause is kept."""
+    """Adds the flags for the place where a pause is stored."""
     parser.flag(
         "--kubernetes.lease",
         dest="lease",
@@ -148,7 +148,7 @@ def add_pause_places(parser: Parser) -> None:
 
 
 def _check_header(text: str) -> str:
-    """Raises ValueError."""
+    """Returns the text of a valid header. Raises ValueError for an invalid one."""
     from gpu_exporter.common.promql.client import parse_header
 
     parse_header(text)
@@ -169,7 +169,7 @@ def _parse_exporter(text: str) -> Address:
 
 
 def build_client(options: argparse.Namespace, *addresses: Address | None) -> Client:
-    """Build the client for requests to Prometheus or the exporters at these addresses. Raises ValueError, OSError."""
+    """Builds the client for requests to Prometheus or the exporters at these addresses. Raises ValueError, OSError."""
     from gpu_exporter.common.promql.client import Client, Credentials
 
     credentials = Credentials(

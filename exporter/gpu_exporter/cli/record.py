@@ -33,7 +33,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Record for the duration or until a signal; the exit code."""
+    """Records for the duration or until a signal; the exit code."""
     parser = build_parser()
     options = parser.read(given)
     settings = read_config(parser, options.config_file).settings

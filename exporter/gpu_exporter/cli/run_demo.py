@@ -68,8 +68,8 @@ def demo_settings() -> Settings:
 
 
 def run_demo(address: str, speed: float, duration_s: float | None, scenario: Path = SCENARIO) -> int:
-    """Serve the simulated node. Print its table, the reasons behind it, each label that the reconciler would write, the
-    effect of a fix, and the decisions.
+    """Serves the simulated node. Print its table, the reasons behind it, each label that the reconciler would write,
+    the effect of a fix, and the decisions.
 
     The demo ends after `duration_s` times `speed` seconds of its clock, or never without `duration_s`. On a busy
     machine this takes longer than `duration_s`. Raises ValueError, OSError for a bad address.
@@ -126,7 +126,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
 
 
 def _show_first(publisher: Publisher, view: View) -> None:
-    """The table, and what other tools do not show of it."""
+    """Prints the table, and data that other tools do not show."""
     by_gpu = {allocation.gpu: allocation for allocation in view.allocations}
     hangs, works, explained = by_gpu[HANGS], by_gpu[WORKS], by_gpu[EXPLAINED]
     seen = [
@@ -140,7 +140,7 @@ def _show_first(publisher: Publisher, view: View) -> None:
 
 
 def _show_fixed(view: View) -> None:
-    """What the fix has changed. The first marks come after this."""
+    """Prints the changes that the fix has made. The first marks come after this."""
     job = next(each for each in view.allocations if each.allocation.holder.job_id == FIXED)
     found = ", ".join(cause.name for cause in job.causes.found) or "none"
     _say(f"Seventeen minutes later, job {FIXED} is {job.verdict.state} ({job.verdict.evidence}), cause: {found}.")

@@ -42,7 +42,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Serve until a signal, or print one reading; the exit code."""
+    """Serves until a signal, or prints one reading; the exit code."""
     parser = build_parser()
     misplaced = next((word for word in given if word in COMMANDS), None)
     options, unknown = parser.read_known(given)
@@ -59,7 +59,7 @@ def run(given: list[str]) -> int:
 
 
 def check_files(parser: Parser, options: argparse.Namespace) -> None:
-    """End the process if a named file does not exist, or if flags of the node contradict each other."""
+    """Ends the process if a named file does not exist, or if flags of the node contradict each other."""
     if options.process and not options.collector_processes:
         parser.error("--attribution.process needs --collector.processes, which is off")
     if options.xid_kmsg and not options.collector_xid:
@@ -70,7 +70,7 @@ def check_files(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
-    """End the process if flags are combined in an invalid way."""
+    """Ends the process if flags are combined in an invalid way."""
     if not options.once and (options.output is not None or options.format != "prometheus" or options.check != "all"):
         parser.error("--output, --format and --check require --once")
     if options.once and options.textfile is not None:
@@ -162,7 +162,7 @@ def _serve(
     host: Host,
     state: StateFile | None,
 ) -> bool:
-    """Publish until a signal. True if a new process must take over. Raises ValueError, OSError."""
+    """Publishes until a signal. True if a new process must take over. Raises ValueError, OSError."""
     from gpu_exporter.agent.runtime.agent import Agent
     from gpu_exporter.agent.runtime.serve import serve, write_textfiles
     from gpu_exporter.agent.runtime.surroundings import Publishing

@@ -56,7 +56,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Collect until a signal, or once; the exit code."""
+    """Collects until a signal, or once; the exit code."""
     parser = build_parser()
     options = parser.read(given)
     from gpu_exporter.agent.runtime.collect import collect

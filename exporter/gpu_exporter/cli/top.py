@@ -55,7 +55,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Show the GPUs until q is pressed, or print them once; the exit code."""
+    """Shows the GPUs until q is pressed, or prints them once; the exit code."""
     parser = build_parser()
     options = parser.read(given)
     from gpu_exporter.common.promql.client import Client, Credentials

@@ -1,4 +1,4 @@
-"""The address of a server. Its text is kept apart from a user and password in the same URL."""
+"""The address of a server, separated from the user and password of the same URL."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Address:
 
     @property
     def host(self) -> str:
-        """Without brackets, in lower case."""
+        """The host without brackets, in lower case."""
         return urlsplit(self.text).hostname or ""
 
     @property
@@ -54,13 +54,13 @@ class Address:
         return replace(self, text=urlunsplit(urlsplit(self.text)._replace(path=path)), query="")
 
     def is_same_server(self, other: Address) -> bool:
-        """Whether both are pages of one server, so that both may get the same credentials."""
+        """Whether both addresses have the same scheme, host and port. If so, both may get the same credentials."""
         scheme, another = urlsplit(self.text).scheme, urlsplit(other.text).scheme
         return (scheme, self.host, self.port) == (another, other.host, other.port)
 
 
 def parse_address(text: str, scheme: str = "") -> Address:
-    """Parse the address of a server.
+    """Parses the address of a server.
 
     `scheme`: used if the text has no scheme, as in HOST:PORT; "" if the text must have one. Raises ValueError, whose
     text repeats no part of the address, since any part may be a badly written password.
@@ -84,7 +84,7 @@ def parse_address(text: str, scheme: str = "") -> Address:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Expand a list of hosts to one address per host: `http://gpu-[01-40]:9836`, `gpu-1,gpu-9`.
+    """Expands a list of hosts to one address per host: `http://gpu-[01-40]:9836`, `gpu-1,gpu-9`.
 
     Raises ValueError. As in parse_address, its text repeats no part of the address.
     """

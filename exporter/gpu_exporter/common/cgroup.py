@@ -53,9 +53,9 @@ class ProcessOwner(NamedTuple):
 def parse_cgroup(text: str) -> ProcessOwner:
     """The owner that the content of /proc/PID/cgroup shows. Never raises: a text that cannot be parsed has no owner.
 
-    Each line is `hierarchy:controllers:path`, and the path may contain colons. With v1, only some controllers have a
-    path with the job or pod, so the lines are judged together. If two lines name different jobs, the job is unknown.
-    The kernel allows no line feed in a path, but every other separator.
+    Each line is `hierarchy:controllers:path`. The path may contain colons and any separator except a line feed. With
+    v1, only some controllers have a path with the job or pod, so the lines are judged together. If two lines name
+    different jobs, the job is unknown.
     """
     owners = [_parse_path(path) for path in (line.split(":", 2)[-1] for line in text.split("\n")[:LINES_MAX])]
     jobs = {owner.job for owner in owners if owner.job}

@@ -22,7 +22,7 @@ class Clock(Protocol):
         """Seconds since the Unix epoch; this clock may step."""
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait until `event` is set or `seconds` of this clock have passed; true if the event is set."""
+        """Waits until `event` is set or `seconds` of this clock have passed; true if the event is set."""
 
 
 class SystemClock:
@@ -97,5 +97,5 @@ class ManualClock:
         self._wall += seconds
 
     def step_wall(self, seconds: float) -> None:
-        """Move only the wall clock, as an administrator or NTP does."""
+        """Moves only the wall clock, as an administrator or NTP does."""
         self._wall += seconds

@@ -61,7 +61,7 @@ def find(command: str) -> str | None:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], timeout_s: float, limit: int) -> Done:
-    """Run a command to its end, with at most `limit` bytes of output. Raises CommandError."""
+    """Runs a command to its end, with at most `limit` bytes of output. Raises CommandError."""
     program = find(command[0])
     if program is None:
         raise NotFound(f"{command[0]} is neither on PATH nor in {', '.join(PLACES)}: add its directory to PATH")

@@ -10,7 +10,7 @@ LONGEST_S = 366 * 86400.0
 
 
 def parse_duration(text: str) -> float:
-    """Convert `500ms`, `15s`, `1h30m`, `1w2d` to seconds. Raises ValueError, also for more than a year."""
+    """Converts `500ms`, `15s`, `1h30m`, `1w2d` to seconds. Raises ValueError, also for more than a year."""
     parts = DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{text!r} is not a duration (examples: 90s, 10m, 1h30m, 2d, 1w)")

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Why a command ended."""
+    """The reason why a command ended, as its exit code."""
 
     DONE = 0
     UNFORESEEN = 1

@@ -56,7 +56,7 @@ class _Deadline:
         self._timer.daemon = True
 
     def watch(self, connection: socket.socket) -> None:
-        """Watch a connection, by a duplicate of its socket, because TLS takes over the original."""
+        """Watches a connection, by a duplicate of its socket, because TLS takes over the original."""
         with self._lock:
             self._watched.append(connection.dup())
         if self.is_over:
@@ -145,7 +145,7 @@ def fetch_text(
     context: ssl.SSLContext | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> str:
-    """Send GET, or POST if there is a `form`, and return the body of the answer.
+    """Sends GET, or POST if there is a `form`, and returns the body of the answer.
 
     `context`: the TLS context, None for the system's certificate authorities. `headers`: additional headers, such as a
     token.

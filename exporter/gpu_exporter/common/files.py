@@ -43,7 +43,7 @@ def accept(status: os.stat_result) -> None:
 
 
 def write_atomically(path: Path, body: bytes, mode: int = READABLE, *, is_durable: bool = False) -> None:
-    """Write a new file beside `path` and rename it to `path`, so that a reader sees the old or the new file, never a
+    """Writes a new file beside `path` and rename it to `path`, so that a reader sees the old or the new file, never a
     part. With `is_durable`, return only after the new file is safe against a power failure.
 
     Raises OSError; PermissionError if any user may create or rename files in the directory. After an error the old file
@@ -98,7 +98,7 @@ def open_log(path: Path, mode: int) -> int:
 
 
 def append_line(path: Path, line: bytes, mode: int) -> None:
-    """Append a line to a file that `open_log` opens. Several processes may append at the same time.
+    """Appends a line to a file that `open_log` opens. Several processes may append at the same time.
 
     Raises OSError, also if only a part of the line was written. The next line then begins on a new line.
     """
@@ -116,7 +116,7 @@ def append_line(path: Path, line: bytes, mode: int) -> None:
 
 
 def write_whole(handle: int, data: bytes) -> None:
-    """Write in one call, so that the data of two processes do not mix. Raises OSError if only a part was written."""
+    """Writes in one call, so that the data of two processes do not mix. Raises OSError if only a part was written."""
     written = os.write(handle, data)
     if written != len(data):
         raise OSError(errno.EIO, f"only {written} of {len(data)} bytes were written")
@@ -171,7 +171,7 @@ def read_named(path: Path, most: int) -> bytes:
 
 
 def open_named(path: Path) -> BinaryIO:
-    """Open for reading a file that an administrator names. Follows links.
+    """Opens for reading a file that an administrator names. Follows links.
 
     Raises OSError: also for anything but a regular file, and for a file that every user may write to.
     """
@@ -187,7 +187,7 @@ def open_named(path: Path) -> BinaryIO:
 def open_regular(
     path: Path | str, check: Check = accept, *, follows: bool = False, directory: int | None = None
 ) -> BinaryIO:
-    """Open a regular file for reading.
+    """Opens a regular file for reading.
 
     `check`: gets the file's status before the file is opened, and raises an error to refuse the file. `follows`:
     whether `path` may be a link. `directory`: descriptor of the directory in which `path` is looked up.
@@ -246,8 +246,8 @@ def lock_kept(path: Path) -> int:
 
 @contextlib.contextmanager
 def in_memory(content: bytes) -> Iterator[str]:
-    """Yield the path of a file in memory with this content, which only this process has. OpenSSL reads certificates and
-    keys only from paths, and the named files may have changed since they were read.
+    """Yields the path of a file in memory with this content, which only this process has. OpenSSL reads certificates
+    and keys only from paths, and the named files may have changed since they were read.
     """
     with os.fdopen(os.memfd_create("content"), "wb") as file:
         file.write(content)
@@ -268,7 +268,7 @@ def _refuse_foreign(status: os.stat_result, path: Path | str, uids: Collection[i
 
 
 def refuse_shared(directory: int, path: Path) -> None:
-    """Raise PermissionError if every user may rename files in an open directory.
+    """Raises PermissionError if every user may rename files in an open directory.
 
     A sticky bit prevents that. write_atomically accepts such a directory, because it always creates a new file, and
     opens no file of another user.
@@ -290,7 +290,7 @@ def check_kept(directory: Path) -> int:
 
 
 def make_directory(path: Path) -> None:
-    """Create a state directory and its missing parents, with DIRECTORY's permissions regardless of the umask.
+    """Creates a state directory and its missing parents, with DIRECTORY's permissions regardless of the umask.
 
     Raises OSError; PermissionError if the directory exists and another user may write in it. The directory's group may
     write, because a pod's volume belongs to the pod's group.

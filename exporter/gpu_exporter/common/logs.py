@@ -13,7 +13,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING,
 
 
 class LogfmtFormatter(logging.Formatter):
-    """`ts=... level=info logger=... msg="..."`."""
+    """Formats a record as `ts=... level=info logger=... msg="..."`."""
 
     def format(self, record: logging.LogRecord) -> str:
         parts = _parts(record)
@@ -47,7 +47,7 @@ def _quote(value: str) -> str:
 
 
 def set_up_logging(level: str, form: str) -> None:
-    """Send all log lines of the program to standard error."""
+    """Sends all log lines of the program to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else LogfmtFormatter())
     root = logging.getLogger()

@@ -45,7 +45,7 @@ NAME = re.compile(r"[^/\s\x00-\x1f\x7f]{1,253}")
 
 
 def whole(value: Any, most: int = COUNT_MAX) -> int | None:
-    """Parse a whole number from 0 to `most` (at most WHOLE_MAX): a number or ASCII digits; None for anything else."""
+    """Parses a whole number from 0 to `most` (at most WHOLE_MAX): a number or ASCII digits; None for anything else."""
     if isinstance(value, str):
         value = int(value) if WHOLE.fullmatch(value) else None
     elif isinstance(value, Fraction | float):
@@ -56,7 +56,7 @@ def whole(value: Any, most: int = COUNT_MAX) -> int | None:
 
 
 def real(value: Any) -> float | None:
-    """Parse a finite number: a number, or ASCII text in the notation of C and JSON; None for anything else."""
+    """Parses a finite number: a number, or ASCII text in the notation of C and JSON; None for anything else."""
     if isinstance(value, str):
         value = float(value) if len(value) <= REAL_MAX and REAL.fullmatch(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -67,7 +67,7 @@ def real(value: Any) -> float | None:
 
 
 def quantity(value: Any) -> Fraction | None:
-    """Parse an amount of the Kubernetes API: `2`, `500m`, `8k` for 8000, `8e0`, `16Gi`; None for anything else."""
+    """Parses an amount of the Kubernetes API: `2`, `500m`, `8k` for 8000, `8e0`, `16Gi`; None for anything else."""
     if not isinstance(value, str):
         plain = real(value)
         return None if plain is None else Fraction(plain)
@@ -95,7 +95,7 @@ def count_indexes(value: Any) -> int | None:
 
 
 def parse_timestamp(value: Any) -> float | None:
-    """Convert an RFC 3339 time, as APIs and people write it, to Unix seconds; None if invalid."""
+    """Converts an RFC 3339 time, as APIs and people write it, to Unix seconds; None if invalid."""
     if not isinstance(value, str) or len(value) > NUMBER_MAX or not (match := TIME.fullmatch(value)):
         return None
     day, clock, part, zone = match.groups()
@@ -108,7 +108,7 @@ def parse_timestamp(value: Any) -> float | None:
 
 
 def parse_http_date(value: Any) -> float | None:
-    """Convert a Date header (RFC 9110, section 5.6.7) to Unix seconds, without a fraction; None if invalid."""
+    """Converts a Date header (RFC 9110, section 5.6.7) to Unix seconds, without a fraction; None if invalid."""
     try:
         return parsedate_to_datetime(value).timestamp() if isinstance(value, str) else None
     except (ValueError, OverflowError):
@@ -129,7 +129,7 @@ def load_json(text: str, hook: Callable[[dict[str, Any]], Any] | None = None) ->
 
 
 def object_name(value: Any) -> str | None:
-    """Return the name or UID of an object if it is safe in a path and in a log line; None otherwise."""
+    """Returns the name or UID of an object if it is safe in a path and in a log line; None otherwise."""
     return value if isinstance(value, str) and NAME.fullmatch(value) and value.isprintable() else None
 
 

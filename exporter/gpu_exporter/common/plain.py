@@ -14,8 +14,9 @@ DIGEST = 16  # hexadecimal digits; texts that differ only in the part cut off re
 
 
 def one_line(text: str, most: int = LINE_MAX) -> str:
-    """Foreign text, made safe for people: one line of at most `most` characters, without terminal escapes and without
-    characters that change the writing direction.
+    """Makes foreign text safe for people: one line, at most `most` characters, without terminal escapes.
+
+    Also removes characters that change the writing direction.
     """
     text = shorten(text, most)
     if text.isprintable():
@@ -29,7 +30,7 @@ def encodable(text: str) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """Cut the text to `most` characters. A cut text ends in a digest of the full text, so that different texts stay
+    """Cuts the text to `most` characters. A cut text ends in a digest of the full text, so that different texts stay
     different.
     """
     if len(text) <= most:

@@ -111,7 +111,7 @@ class NewestProcess:
         self._pid = 0
 
     def start_wall(self) -> float | None:
-        """Unix seconds. None if no such process is visible."""
+        """Start of the process in Unix seconds. None if no process with this name is visible."""
         boot = self._procfs.boot_wall()
         if boot is None or not self._procfs.is_host():
             return None

@@ -42,7 +42,7 @@ def _nothing(*_: object) -> None:
 
 
 def follow_signals(actions: Mapping[signal.Signals, Callable[[], object]]) -> Task:
-    """Call `actions[number]` in a separate thread for each signal that arrives. Returns the thread's task.
+    """Calls `actions[number]` in a separate thread for each signal that arrives. Returns the thread's task.
 
     Raises NoThread. Python runs a signal handler only between two steps of the main thread: too late for a thread that
     is about to wait for a lock. A handler may also interrupt code that holds the lock which the handler needs, as in
@@ -64,7 +64,7 @@ def stop_on_signal() -> threading.Event:
 
 
 def repeat(tick: Callable[[], object], each_s: float, stop: threading.Event, task: Task) -> None:
-    """Call `tick` every `each_s` until `stop`."""
+    """Calls `tick` every `each_s` until `stop`."""
     while not stop.is_set():
         with task:
             tick()
@@ -72,7 +72,7 @@ def repeat(tick: Callable[[], object], each_s: float, stop: threading.Event, tas
 
 
 def repeat_aside(tick: Callable[[], object], each_s: float, stop: threading.Event, task: Task) -> None:
-    """Call `repeat` in a separate thread, so that the program ends soon after `stop`, even if a tick waits for
+    """Calls `repeat` in a separate thread, so that the program ends soon after `stop`, even if a tick waits for
     something.
     """
     thread = threading.Thread(target=repeat, args=(tick, each_s, stop, task), name=task.name, daemon=True)

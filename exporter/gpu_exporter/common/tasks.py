@@ -34,7 +34,7 @@ class Task:
         self._said: dict[tuple[object, ...], float] = {}
 
     def turn(self) -> None:
-        """Note that a turn begins, for a loop that runs inside a turn. Other loops use `with task`."""
+        """Notes that a turn begins, for a loop that runs inside a turn. Other loops use `with task`."""
         self._turned = time.monotonic()
 
     def __enter__(self) -> Task:
@@ -50,7 +50,7 @@ class Task:
         return True
 
     def note(self, error: Exception) -> None:
-        """Log and count an error that the loop has caught itself."""
+        """Logs and counts an error that the loop has caught itself."""
         with self._lock, contextlib.suppress(Exception):  # a full memory must not end the task here
             self.failures += 1
             if self._is_new(error):
@@ -66,11 +66,11 @@ class Task:
         return True
 
     def rest(self) -> None:
-        """Note that the task has stopped on purpose, so it is not late."""
+        """Notes that the task has stopped on purpose, so it is not late."""
         self._turned = None
 
     def late_s(self) -> float | None:
-        """Seconds since the last turn began; None if that is within the normal time."""
+        """Seconds since the last turn began; None while this is within the normal time."""
         turned = self._turned
         late_s = 0.0 if turned is None else time.monotonic() - turned
         return late_s if late_s > self._late_s else None
@@ -87,7 +87,7 @@ class Tasks:
         self._all += tasks
 
     def failures(self) -> Mapping[str, int]:
-        """How many turns of each task have failed."""
+        """The number of failed turns, by task."""
         return {task.name: task.failures for task in self._all}
 
     def list_late(self) -> list[str]:
@@ -96,7 +96,7 @@ class Tasks:
         return [_describe(name, seconds) for name, seconds in late if seconds is not None]
 
     def watch(self) -> None:
-        """Log each task that has stopped turning, and each that turns again. One thread calls this repeatedly."""
+        """Logs each task that has stopped turning, and each that turns again. One thread calls this repeatedly."""
         late = {task.name: seconds for task in self._all if (seconds := task.late_s()) is not None}
         for name, seconds in late.items():
             if name not in self._late:

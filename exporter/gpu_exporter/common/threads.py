@@ -16,7 +16,7 @@ class NoThread(OSError):
 
 
 def start(thread: threading.Thread) -> None:
-    """Start `thread`. Raises NoThread; the caller may retry after that."""
+    """Starts `thread`. Raises NoThread; the caller may retry after that."""
     try:
         thread.start()
     except RuntimeError as exc:
@@ -35,7 +35,7 @@ class _End:
 
 
 def run_ahead(call: Callable[[T], R], items: Iterable[T], workers: int, name: str) -> Iterator[R]:
-    """Yield the result of `call` for each item, in any order. Each worker computes at most two results ahead of the
+    """Yields the result of `call` for each item, in any order. Each worker computes at most two results ahead of the
     caller.
 
     Raises NoThread, and any exception of `call`. The threads are daemons: a call that hangs does not keep the program

@@ -1,6 +1,6 @@
-"""How Kubernetes, Slurm and the PCI bus identify the GPUs of a vendor.
+"""Identifiers of a vendor's GPUs in Kubernetes, in Slurm and on the PCI bus.
 
-A backend (the code that reads one kind of GPU) names its vendor; the sources of holders and the inventory use that
+A backend (the code that reads one kind of GPU) names its vendor. The sources of holders and the inventory use that
 vendor. The reconciler has no backend: it treats pods that ask for resources of any vendor in VENDORS as holders. Other
 code names NVIDIA only in hints for people: how to see MIG instances, nvidia-smi, MPS, and persistence mode.
 """
@@ -59,7 +59,7 @@ class Vendor(NamedTuple):
 
 
 def compile_resources(patterns: Sequence[str]) -> list[re.Pattern[str]]:
-    """Compile the patterns of --attribution.resource. Raises ValueError."""
+    """Compiles the patterns of --attribution.resource. Raises ValueError."""
     compiled = []
     for pattern in patterns:
         try:
@@ -113,7 +113,5 @@ VENDORS = (NVIDIA,)
 
 
 def gpu_resources(further: Sequence[str] = ()) -> tuple[re.Pattern[str], ...]:
-    """Patterns of all vendors' resources, since nodes may differ, and of the site's `further` ones. Raises
-    ValueError.
-    """
+    """Patterns of the resources of all vendors, followed by the site's `further` patterns. Raises ValueError."""
     return (*(vendor.resource for vendor in VENDORS), *compile_resources(further))

@@ -30,7 +30,7 @@ class StateHold:
         self._held: dict[AllocationId, _HeldState] = {}
 
     def publish(self, now: float, judged: Mapping[AllocationId, Verdict]) -> dict[AllocationId, Verdict]:
-        """Return the verdicts to publish. Allocations that are not in `judged`, the present verdicts, are forgotten."""
+        """Returns the verdicts to publish. Forgets allocations that have no present verdict in `judged`."""
         self._held = {key: self._next(now, self._held.get(key), verdict) for key, verdict in judged.items()}
         return {key: held.published for key, held in self._held.items()}
 

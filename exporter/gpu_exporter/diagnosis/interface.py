@@ -89,13 +89,13 @@ class JudgedNode(Protocol):
         """The holders with a GPU in a run without progress, whose hosts must be read."""
 
     def hear_host(self, who: Who, progress: HostProgress) -> None:
-        """Take a holder's activity on its host, such as disk traffic or steps of its training loop."""
+        """Takes a holder's activity on its host, such as disk traffic or steps of its training loop."""
 
     def mean_of(self, units: Sequence[UnitId], start: float, end: float) -> float | None:
         """Mean utilization of these units between two times (monotonic seconds), None if it is unknown."""
 
     def touch(self) -> None:
-        """Note that data have changed which are published."""
+        """Notes that data have changed which are published."""
 
 
 class NodeDiagnosis:
@@ -127,11 +127,11 @@ class NodeDiagnosis:
         return self._loop.findings
 
     def judge(self) -> None:
-        """Judge all allocations once."""
+        """Judges all allocations once."""
         self._loop.judge()
 
     def run(self, stop: threading.Event) -> None:
-        """Judge at the configured interval until `stop`."""
+        """Judges at the configured interval until `stop`."""
         self._loop.run(stop)
 
     def host_node(self) -> HostNode:
@@ -146,14 +146,14 @@ class NodeDiagnosis:
         )
 
     def keep(self, present: Iterable[Allocation]) -> None:
-        """Forget the holders that are not in `present`, the allocations of a new poll."""
+        """Forgets the holders that are not in `present`, the allocations of a new poll."""
         now, present = self._clock.monotonic(), list(present)
         with self._lock:
             self._looks.keep(present)
             self._training.keep(present, now)
 
     def complete(self, records: NodeRecords) -> NodeRecords:
-        """Add the holders' work on the host, and the reports of their training loops, to the records."""
+        """Adds the holders' work on the host, and the reports of their training loops, to the records."""
         works = self._works.works if self._works is not None else {}
         with self._lock:
             if not works and not self._training.is_used:
@@ -186,7 +186,7 @@ class NodeDiagnosis:
         return list_subjects(held.allocations, unwell, held.answered, processes_proven=held.sees_processes)
 
     def _note_evidence(self, who: Who, evidence: HostEvidence) -> None:
-        """Keep one reading of a holder's host, with the mean utilization of its GPUs over the same time."""
+        """Keeps one reading of a holder's host, with the mean utilization of its GPUs over the same time."""
         held = [each for each in self._node.list_held().allocations if identify(each.holder) == who]
         units = [] if any(each.is_shared for each in held) else [each.unit for each in held]
         look = HostLook(evidence, self._node.mean_of(units, evidence.start, evidence.end))
@@ -194,7 +194,7 @@ class NodeDiagnosis:
             self._looks.note(who, look)
 
     def _note_training(self, who: Who, files: TrainingFiles) -> None:
-        """Keep the reports of a holder's training loop. New steps end a run without progress."""
+        """Keeps the reports of a holder's training loop. New steps end a run without progress."""
         with self._lock:
             found = self._training.note(who, files)
         self._node.touch()

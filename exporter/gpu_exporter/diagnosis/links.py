@@ -19,10 +19,10 @@ class LinkHistory:
         self._entries: deque[tuple[float, float, float]] = deque()  # monotonic, bandwidth, its maximum
 
     def add(self, snapshot: DeviceSnapshot) -> None:
-        """Remember the link if the GPU works in this snapshot and worked in the one before.
+        """Remembers the link if the GPU works in this snapshot and in the previous one.
 
-        The link is read less often than the utilization: when work begins, its last reading is still from the time at
-        rest.
+        The link is read less often than the utilization. When work begins, its last reading still dates from the time
+        at rest.
         """
         was_busy, self._is_busy = self._is_busy, (snapshot.facts.utilization or 0.0) > 0.0
         while self._entries and self._entries[0][0] < snapshot.monotonic - self._window_s:

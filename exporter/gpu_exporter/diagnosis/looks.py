@@ -21,7 +21,7 @@ class NodeEvidence:
         self._looks: dict[Who, deque[HostLook]] = {}
 
     def note(self, who: Who, look: HostLook) -> None:
-        """Keep one look. Looks before a gap are dropped, because the holder was healthy in the gap."""
+        """Keeps one look. Looks before a gap are dropped, because the holder was healthy in the gap."""
         looks, evidence = self._looks.setdefault(who, deque(maxlen=LOOKS_MAX)), look.evidence
         if looks and evidence.start > looks[-1].evidence.end + 1.0:
             looks.clear()
@@ -30,7 +30,7 @@ class NodeEvidence:
             looks.popleft()
 
     def keep(self, present: Iterable[Allocation]) -> None:
-        """Forget the holders that have left."""
+        """Forgets the holders that have left."""
         whos = {identify(allocation.holder) for allocation in present}
         self._looks = {who: looks for who, looks in self._looks.items() if who in whos}
 

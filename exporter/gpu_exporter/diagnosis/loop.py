@@ -71,7 +71,7 @@ class DiagnosisLoop:
         self.task = Task("diagnosis", LATE_S + 3 * self._interval_s)
 
     def run(self, stop: threading.Event) -> None:
-        """Judge at the configured interval until `stop`."""
+        """Judges at the configured interval until `stop`."""
         while not stop.is_set():
             with self.task:
                 try:
@@ -82,7 +82,7 @@ class DiagnosisLoop:
             self._clock.wait(stop, self._interval_s)
 
     def judge(self) -> None:
-        """Judge all allocations once."""
+        """Judges all allocations once."""
         evidence = self._gather()
         for snapshot in evidence.snapshots:
             uuid = snapshot.identity.uuid

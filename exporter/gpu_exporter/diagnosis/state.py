@@ -48,16 +48,17 @@ def state_rules(settings: Settings) -> StateRules:
 
 
 class Window(NamedTuple):
-    """The last window of one allocation.
+    """The last window of one allocation. None is unknown.
 
-    `values`: mean utilization per bucket, None if unknown. `held_s`: how long the exporter has seen this holder.
-    `idle_run_s`: length of the present idle run, None while unknown. `active_by`: the witnesses of the unit's last
-    activity (UnitTotals). `processes`: number of contexts on the unit now, None while not proven. `throttled_share`:
-    share of the window with the harmful throttle reason that lasted longest, None if unknown. `lag_s`: how old the
-    newest readings may be, because they wait until the holder is confirmed. `gap`: why a part of the time is unknown,
-    "" without a reason. `note`: a value of the GPU that is not used, "" if all are. `witnesses`: the fewest witnesses
-    that were read in any part of the idle run. `spin`: the run without progress. `hour`: means of the last hour, None
-    while unknown.
+    - `values`: mean utilization per bucket. `held_s`: how long the exporter has seen this holder.
+    - `idle_run_s`: length of the present idle run. `witnesses`: the fewest witnesses that were read in any part of this
+      run.
+    - `active_by`: the witnesses of the unit's last activity (UnitTotals). `processes`: number of contexts on the unit
+      now.
+    - `throttled_share`: share of the window with the longest harmful throttle reason.
+    - `lag_s`: the age of the newest readings, which wait until the holder is confirmed.
+    - `gap`: why a part of the time is unknown, "" without a reason. `note`: an unused value of the GPU, "" for none.
+    - `spin`: the run without progress. `hour`: means of the last hour.
     """
 
     values: Sequence[float | None]

@@ -20,7 +20,7 @@ class ThrottleHistory:
         self._entries: deque[tuple[float, dict[str, float]]] = deque()
 
     def add(self, snapshot: DeviceSnapshot) -> None:
-        """Remember the counters of a snapshot."""
+        """Remembers the counters of a snapshot."""
         while self._entries and self._entries[0][0] < snapshot.monotonic - self._window_s:
             self._entries.popleft()
         if self._entries and snapshot.monotonic - self._entries[-1][0] < self._step_s:

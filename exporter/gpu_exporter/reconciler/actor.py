@@ -1,6 +1,6 @@
 """The interface through which the reconciler takes GPUs back. Every call may raise MarkError.
 
-An act has four steps: read the target, rehearse, act, check the live object. The journal is written between these
+An action has four steps: read the target, rehearse, act, check the live object. The journal is written between these
 steps. The owner is notified last, and only of a result that the check confirmed.
 """
 
@@ -16,15 +16,15 @@ DONE, NOT_DONE, GONE, UNCLEAR = "done", "not_done", "gone", "unclear"
 
 
 class Entry(NamedTuple):
-    """One act.
+    """One action.
 
     `wall`: when it began (Unix seconds).
-    `target`: the object that the act ends.
-    `lever`: the object that the act changes: the target, or Kueue's Workload.
-    `note`: the text that the act writes on both.
+    `target`: the object that the action ends.
+    `lever`: the object that the action changes: the target, or Kueue's Workload.
+    `note`: the text that the action writes on both.
     `since_wall`: the time since which the GPUs were idle (Unix seconds).
     `record`: policy, class and tenant, as in Account.
-    `holders`: names of the holders that the act ends, up to a limit.
+    `holders`: names of the holders that the action ends, up to a limit.
     `waited_for`: by pool, the GPUs that others waited for.
     `told`: the result, "" while it is unknown.
     """
@@ -52,36 +52,36 @@ class Entry(NamedTuple):
 
 
 class Actor(Protocol):
-    """The acts of one scheduler. An actor writes a note on the live object before the act or together with it."""
+    """The actions of one scheduler. An actor writes a note on the live object before the action or together with it."""
 
     scheduler: str
 
     def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
-        """Read the live target, with everything that an act would end. Writes nothing. Raises Refused.
+        """Reads the live target, with everything that an action would end. Writes nothing. Raises Refused.
 
-        `verbs`: the acts that the site allows. `idle_s`: how long the whole target has been idle (seconds), because an
-        owner may have asked for a longer time.
+        `verbs`: the actions that the site allows. `idle_s`: how long the whole target has been idle (seconds), because
+        an owner may have asked for a longer time.
         """
 
     def rehearse(self, target: Target) -> None:
-        """If the scheduler has a dry run, check whether the act would have an effect. Does not act. Raises Refused."""
+        """Checks by the scheduler's dry run, if there is one, whether the action would work. Raises Refused."""
 
     def open_entry(self, target: Target, ident: str, wall: float) -> Entry:
-        """The journal entry of an act that is about to begin."""
+        """The journal entry of an action that is about to begin."""
 
     def act(self, target: Target, entry: Entry) -> None:
-        """Act on the target, unless it has changed since it was read. Raises Refused, MarkError.
+        """Acts on the target, unless it has changed since it was read. Raises Refused, MarkError.
 
-        After a MarkError, `MarkError.says_undone` is true if the act certainly had no effect.
+        After a MarkError, `MarkError.says_undone` is true if the action certainly had no effect.
         """
 
     def look(self, entry: Entry) -> str:
-        """The result of an act, read from the live object: DONE, NOT_DONE or GONE, or UNCLEAR if the object shows none
-        of these.
+        """The result of an action, read from the live object: DONE, NOT_DONE or GONE, or UNCLEAR if the object shows
+        none of these.
         """
 
     def tell(self, entry: Entry, text: str) -> None:
-        """Notify the owner by an Event. If the act patched another object, also write a note on the target.
+        """Notifies the owner by an Event. If the action patched another object, also writes a note on the target.
 
         Further calls for the same entry change nothing.
         """

@@ -19,10 +19,10 @@ class Leadership(Protocol):
     """Decides which of several processes writes. It is a Protocol because the Lease needs the kubernetes client."""
 
     def may_write(self) -> bool:
-        """Whether this process certainly is the one that may write."""
+        """Whether this process certainly may write."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` until this process may write. Returns whether it may write now."""
+        """Waits at most `seconds` until this process may write. Returns whether it may write now."""
 
 
 class ApplyRuns:
@@ -56,9 +56,9 @@ class ApplyRuns:
         return self._clock.monotonic() < self._rest_until
 
     def run(self) -> str:
-        """Run one cycle. Returns in words what was not done; "" for nothing, and if another process runs the cycle.
+        """Runs one cycle. Returns the failures in words, "" if there were none or another process runs the cycle.
 
-        After a scheduler was slow to list its marks, some runs do nothing, so that it gets fewer requests.
+        After a scheduler was slow to list its marks, skips some runs, so that it gets fewer requests.
         """
         if self._leadership is not None and not self._leadership.may_write():
             self._telemetry.note_standby()
@@ -94,7 +94,7 @@ class RemovedMark(NamedTuple):
 def withdraw_all(
     markers: Sequence[Marker], clock: Clock, *, apply: bool, may_write: Callable[[], bool] = lambda: True
 ) -> Iterator[RemovedMark]:
-    """Withdraw every mark. Without `apply`, only list the marks.
+    """Withdraws every mark. Without `apply`, only lists the marks.
 
     `may_write`: called before each withdrawal; false while another reconciler may write. Raises MarkError if the marks
     cannot be listed.

@@ -1,7 +1,7 @@
-"""The audit log: one JSON line for every mark that was set or withdrawn, and for every act, with its evidence.
+"""The audit log: one JSON line for each set or withdrawn mark, and for each action, with its evidence.
 
-The file is opened for each line, so that logrotate may move it. Decisions never use it. A line that cannot be written
-completely is counted. This does not prevent a mark, but it prevents an act.
+The file is opened for each line, so that logrotate may move it. Decisions never use it. An incomplete line is counted.
+It does not prevent a mark, but it prevents an action.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AuditLog:
             os.close(open_log(path, MODE))
 
     def note_marked(self, decision: Decision, field: str) -> None:
-        """Log a mark that was set or raised. `field`: the label, or the field of the job, that contains the mark."""
+        """Logs a mark that was set or raised. `field`: the label, or the field of the job, that contains the mark."""
         facts = {
             "incarnation": decision.incarnation,
             "stage": decision.stage,
@@ -63,18 +63,18 @@ class AuditLog:
         self._write("marked", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
     def note_withdrawn(self, mark: Mark, reason: str, decision: Decision | None) -> None:
-        """Log a mark that was withdrawn. `decision`: from the evidence; None without evidence."""
+        """Logs a mark that was withdrawn. `decision`: from the evidence; None without evidence."""
         facts = {"job": mark.users_id, "incarnation": mark.incarnation, "stage": mark.stage, "reason": reason}
         self._write("withdrawn", mark.name, facts | (_evidence_of(decision) if decision is not None else {}))
 
     def note_action(self, decision: Decision, facts: Record) -> bool:
-        """Log an act on a holder. `facts`: the act, its result and its proofs. Returns False if the line was not
+        """Logs an action on a holder. `facts`: the action, its result and its proofs. Returns False if the line was not
         written.
         """
         return self._write("action", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
     def note_result(self, name: HolderName, facts: Record) -> None:
-        """Log the result of an act on a holder. By then only the holder's name is known."""
+        """Logs the result of an action on a holder. By then only the holder's name is known."""
         self._write("action", name, facts)
 
     def _write(self, action: str, name: HolderName, facts: Record) -> bool:

@@ -45,10 +45,10 @@ class CycleObserver(Protocol):
     """
 
     def count_write(self, result: str) -> None:
-        """Count a write by result: written, renewed, withdrawn, replaced, conflict, throttled, fenced, error."""
+        """Counts a write by result: written, renewed, withdrawn, replaced, conflict, throttled, fenced, error."""
 
     def count_skip(self, reason: str) -> None:
-        """Count a mark that was not set, by reason."""
+        """Counts a mark that was not set, by reason."""
 
 
 class CycleHooks(NamedTuple):
@@ -116,7 +116,7 @@ class ReconcileCycle:
 
     @property
     def rest_s(self) -> float:
-        """Seconds from the start of the last cycle in which no other cycle may start, because a scheduler was slow."""
+        """Pause after the start of a cycle (seconds) before the next cycle may start; 0 unless a scheduler was slow."""
         return max((marker.rest_s for marker in self._markers.values()), default=0.0)
 
     @property
@@ -130,9 +130,9 @@ class ReconcileCycle:
         return sum_odd(self._markers.values())
 
     def run(self) -> str:
-        """Run one cycle. Returns its problems, "" for none. Raises nothing.
+        """Runs one cycle. Returns its problems, "" for none. Raises nothing.
 
-        After an unexpected error the next cycle continues, because a process that had ended could not withdraw marks.
+        After an unexpected error the next cycle continues, because a process that has ended cannot withdraw marks.
         """
         try:
             return "; ".join(self._run())
@@ -167,7 +167,7 @@ class ReconcileCycle:
         return problems
 
     def _withdraw_at_once(self, marks: Sequence[Mark], wall: float) -> set[HolderName]:
-        """Withdraw the marks that can be withdrawn without evidence. Returns their holders, which get no other mark in
+        """Withdraws the marks that can be withdrawn without evidence. Returns their holders, which get no other mark in
         this cycle.
         """
         withdrawals, running = plan([], marks, wall, self._policy).withdrawals, [m for m in marks if not m.ended]
@@ -180,9 +180,9 @@ class ReconcileCycle:
         return gone | self._check_all([(mark, None) for mark in running if mark.name not in gone])
 
     def _decide(self, marks: Sequence[Mark], unlisted: Collection[str], problems: list[str]) -> list[Decision]:
-        """The decisions on holders whose marks can be written. Adds a text to `problems` for missing evidence.
+        """The decisions on holders whose marks can be written. After any error, the list is empty.
 
-        After any error the list is empty. Then marks age as if their holders had no series.
+        Adds a text to `problems` for missing evidence. Without decisions, marks age as if their holders had no series.
         """
         self._had_evidence, self.decisions, self.frozen = False, (), {SOURCE: Freeze("no evidence")}
         try:
@@ -219,7 +219,7 @@ class ReconcileCycle:
         return marks, unlisted
 
     def _check_all(self, pairs: Sequence[tuple[Mark, Decision | None]]) -> set[HolderName]:
-        """Compare live objects with the evidence, if there is any. Withdraw marks that these objects must not carry.
+        """Compares live objects with the evidence, if there is any. Withdraw marks that these objects must not carry.
 
         Returns the holders of the withdrawn marks. A mark must meet the conditions of its own stage. The conditions of
         a higher stage are checked when the higher mark is written.
@@ -264,7 +264,7 @@ class ReconcileCycle:
         self.standing.pop(mark.name, None)
 
     def _write_all(self, decisions: Sequence[Decision], wall: float) -> set[HolderName]:
-        """Set marks while the evidence of `wall` is fresh; a slow API server can make it stale. Returns the marked
+        """Sets marks while the evidence of `wall` is fresh; a slow API server can make it stale. Returns the marked
         holders.
         """
         written: set[HolderName] = set()
@@ -313,7 +313,7 @@ class ReconcileCycle:
         return written
 
     def _renew_all(self, kept: Sequence[tuple[Mark, Decision]], wall: float) -> None:
-        """Renew the time of the evidence on marked objects, the oldest first.
+        """Renews the time of the evidence on marked objects, the oldest first.
 
         A failed renewal has no effect while evidence lasts. If the evidence then ends, the mark is withdrawn earlier.
         """

@@ -42,7 +42,7 @@ class DryRun:
         self.task = Task("cycle")  # ReconcilerSite reports cycles that do not end
 
     def run(self) -> None:
-        """Run one cycle. Raises nothing, so that the dry run continues after any error."""
+        """Runs one cycle. Raises nothing, so that the dry run continues after any error."""
         began = self._clock.monotonic()
         problem = ""
         self._decisions: Sequence[Decision] = ()
@@ -64,7 +64,7 @@ class DryRun:
         self._telemetry.note_cycle(began, not problem, {}, self._decisions, self._frozen)
 
     def _run(self) -> str:
-        """Returns what was missing, "" for nothing."""
+        """Runs one cycle. Returns what was missing, "" for nothing."""
         judged = self._judge.judge()
         decisions, problems, self._frozen = judged.decisions, judged.problems, judged.frozen
         self._telemetry.note_odd(self._preview.odd)

@@ -21,8 +21,9 @@ PART_MAX = 160  # characters of the evidence and of the advice, each
 
 
 def headline(decision: Decision, use: UseOfUnits, causes: Sequence[PublishedCause]) -> str:
-    """The state of a holder's GPUs, their utilization, the most certain cause and its advice. Unknown parts are left
-    out; "" if nothing is known.
+    """The state of a holder's GPUs, their utilization, the most certain cause and its advice. Omits unknown parts.
+
+    Returns "" if nothing is known.
     """
     seen = [use[unit.uuid, unit.mig] for unit in decision.units if (unit.uuid, unit.mig) in use]
     if not any(each.state for each in seen) and not causes:
@@ -66,7 +67,7 @@ def _for_server(cause: PublishedCause, decision: Decision) -> PublishedCause:
 
 
 def _advise_by_state(decision: Decision, seen: Sequence[UnitUse]) -> str:
-    """The advice for the state of the GPUs, used if no cause is known; "" for a server, which may wait for requests."""
+    """The advice for the state of the GPUs, if no cause is known; "" for a server, which may wait for requests."""
     states = {each.state for each in seen}
     if len(states) != 1 or (decision.around is not None and decision.around.kind == "serving"):
         return ""

@@ -39,14 +39,14 @@ class Judgement(NamedTuple):
 
 
 class DecisionLog(Protocol):
-    """Records the outcomes of decisions. It is a Protocol because its implementation, Record, belongs to the acts."""
+    """Records the outcomes of decisions. Record implements this Protocol, in the package of the actions."""
 
     def names(self) -> set[HolderName]:
         """The holders that the next query must include."""
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """Take the decisions of a cycle, before brakes are applied. `wall`: time of the evidence (Unix seconds). Raises
-        nothing.
+        """Takes the decisions of a cycle, before brakes are applied. `wall`: time of the evidence (Unix seconds).
+        Raises nothing.
         """
 
 
@@ -76,7 +76,7 @@ class Judge:
         self._stages: dict[HolderName, str] = {}
 
     def judge(self, marked: Collection[HolderName] = ()) -> Judgement:
-        """Read the evidence and decide. Raises AnswerError.
+        """Reads the evidence and decides. Raises AnswerError.
 
         `marked`: holders that are always included. Members of gangs are included too, because a list of idle holders
         does not contain a member that works.

@@ -89,38 +89,38 @@ class Marker(Surveyor, Protocol):
 
     @property
     def odd(self) -> Mapping[tuple[str, str], int]:
-        """How often an object was left out of a list, by its kind and the reason in one word."""
+        """The number of objects that each kind of list omitted, by kind and reason in one word."""
 
     def list_marks(self) -> Sequence[Mark]:
         """Every mark of the reconciler on any object."""
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
-        """Compare the evidence with the marked object as it was listed. Raises Refused."""
+        """Compares the evidence with the marked object as it was listed. Raises Refused."""
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
-        """Check whether the listed object may carry a mark at all, if there is no usable evidence. Raises Refused.
+        """Checks whether the listed object may carry a mark at all, if there is no usable evidence. Raises Refused.
 
         `decision`: the decision with stage `unknown`; None if the holder has no series. `needed_s`: how long the holder
         must have been able to work (seconds).
         """
 
     def inspect(self, decision: Decision, wall: float) -> None:
-        """Read the live object and compare it as `write` does, but write nothing. Raises Refused."""
+        """Reads the live object and compares it as `write` does, but writes nothing. Raises Refused."""
 
     def label(self, decision: Decision) -> str:
         """The mark that `write` would set, for people."""
 
     def write(self, decision: Decision, wall: float) -> str:
-        """Read the live object, compare it as `check` does, and set the mark. Returns the field. Raises Refused."""
+        """Reads the live object, compares it as `check` does, and sets the mark. Returns the field. Raises Refused."""
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        """Write the new evidence and its time on the marked object. The mark keeps its stage. Raises Refused.
+        """Writes the new evidence and its time on the marked object. The mark keeps its stage. Raises Refused.
 
         Nothing is written if the object has changed since it was listed, so no change by its owner is overwritten.
         """
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
-        """Remove the mark, only from this incarnation of the object."""
+        """Removes the mark, only from this incarnation of the object."""
 
 
 def sum_odd(markers: Iterable[Marker]) -> Counter[tuple[str, str]]:
@@ -132,7 +132,7 @@ def sum_odd(markers: Iterable[Marker]) -> Counter[tuple[str, str]]:
 
 
 def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Call a function. An unexpected exception becomes a MarkError, so that one object does not affect others."""
+    """Calls a function. An unexpected exception becomes a MarkError, so that one object does not affect others."""
     try:
         return function(*arguments, **options)
     except (MarkError, Refused, AnswerError):
@@ -143,5 +143,5 @@ def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> 
 
 
 def timestamp(wall: float) -> str:
-    """RFC 3339 in UTC, to the second."""
+    """Unix seconds as RFC 3339 text in UTC, without fractions of a second."""
     return utc(wall).strftime("%Y-%m-%dT%H:%M:%SZ")

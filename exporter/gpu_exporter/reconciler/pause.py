@@ -51,7 +51,7 @@ class PausePlace(PauseSource, Protocol):
     """The place where the pause is stored."""
 
     def write_pause(self, note: PauseNote) -> None:
-        """Replace the pause. Raises OSError, MarkError."""
+        """Replaces the pause. Raises OSError, MarkError."""
 
 
 def note_facts(note: PauseNote) -> dict[str, str]:
@@ -99,7 +99,7 @@ class PauseFile:
 
 
 def pause(evidence: Evidence, place: PauseSource) -> Evidence:
-    """Apply the stored pause: prevent marks while it lasts, and let idle time start again at its end."""
+    """Applies the stored pause: prevents marks while it lasts, and lets idle time start again at its end."""
     try:
         note = place.read_pause()
     except PauseUnreadable as exc:

@@ -51,7 +51,7 @@ class Limits:
         return all(self._set[key] < most for key, most in self._limits(decision).items())
 
     def count(self, decision: Decision) -> None:
-        """Count a mark that was set."""
+        """Counts a mark that was set."""
         self._set.update(self._limits(decision).keys())
 
     def _limits(self, decision: Decision) -> dict[tuple[str, str], int]:
@@ -80,7 +80,7 @@ def is_due(mark: Mark, wall: float, policy: Policy) -> bool:
 
 
 def plan(decisions: Sequence[Decision], marks: Sequence[Mark], wall: float, policy: Policy) -> Plan:
-    """Compare the decisions with the existing marks at `wall` (Unix seconds).
+    """Compares the decisions with the existing marks at `wall` (Unix seconds).
 
     Writes are sorted by the length of the idle run, longest first. Sharing candidates come last.
     """

@@ -82,10 +82,10 @@ def explain(
     use: UseOfUnits = NO_USE,
     waiting: Mapping[str, float] = NOBODY,
 ) -> str:
-    """Explain one holder. The first line shows what its GPUs do, why, and what to change. The next lines show its
+    """Explains one holder. The first line shows what its GPUs do, why, and what to change. The next lines show its
     stage, the numbers behind the stage, and the limits of the policy.
 
-    `action`: the act that may follow, from what_may_follow.
+    `action`: the action that may follow, from what_may_follow.
     `use`: what its GPUs do.
     `other`: the witnesses that kept its GPUs from being idle in the last `other_s` seconds.
     `waiting`: by pool of its GPUs, the number of GPUs that others wait for.

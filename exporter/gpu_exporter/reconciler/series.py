@@ -45,7 +45,7 @@ class Stages(Collector):
         self._is_full = False
 
     def note(self, decisions: Sequence[Decision]) -> None:
-        """Keep only the published labels, not the evidence behind them."""
+        """Keeps only the published labels, not the evidence behind them."""
         labelled = [(each.name, each.stage) for each in decisions if each.stage in MARKED]
         labelled += [(each.name, each.stall) for each in decisions if each.stall in (STALLED, SPINNING)]
         if len(labelled) > STAGES_MAX:
@@ -115,7 +115,7 @@ class DemandSeries(Collector):
 
 
 class OddObjects(Collector):
-    """Publishes how many malformed or too large objects were left out, as the markers counted them."""
+    """Publishes how many objects the markers omitted because they were malformed or too large."""
 
     def __init__(self) -> None:
         self.counts: Mapping[tuple[str, str], int] = {}

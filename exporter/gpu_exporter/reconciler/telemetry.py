@@ -195,8 +195,8 @@ class Telemetry:
         )
         self._actions = Counter(
             "gpu_reconciler_actions",
-            "Acts on underused holders, by action and result. shadow: the act would have been done. unconfirmed: the "
-            "effect of the act is unknown, or its owner could not be told.",
+            "Actions on underused holders, by action and result. shadow: the action would be done. unconfirmed: the "
+            "effect of the action is unknown, or its owner could not be told.",
             ["action", "result"],
             registry=self.registry,
         )
@@ -227,7 +227,7 @@ class Telemetry:
             self._labelled.labels(stage)
 
     def note_actions(self, kinds: Collection[str]) -> None:
-        """Create the series of the acts that the site allows, with value 0."""
+        """Creates the series of the actions that the site allows, with value 0."""
         for kind in kinds:
             for result in ACTION_RESULTS:
                 self._actions.labels(kind, result)
@@ -244,13 +244,13 @@ class Telemetry:
         self._applies.set(applies)
 
     def note_standby(self) -> None:
-        """Note that another process decides. This process is healthy, but publishes no marks and no holders."""
+        """Notes that another process decides. This process is healthy, but publishes no marks and no holders."""
         self._leader.set(0)
         self._last_end = self._clock.monotonic()
         self._note_state({}, (), ())
 
     def note_demand(self, demand: Demand | None) -> None:
-        """Publish the GPUs that pending jobs wait for, by partition; None while this is not known."""
+        """Publishes the GPUs that pending jobs wait for, by partition; None while this is not known."""
         self._demand.demand = demand
 
     def since_last_cycle_s(self) -> float:
@@ -296,7 +296,7 @@ class Telemetry:
             self._unreadable.labels(reason, kind if at < KINDS_MAX else OTHER).inc(count)
 
     def note_odd(self, counts: Mapping[tuple[str, str], int], foreign: int = 0) -> None:
-        """Publish how many objects were malformed or too large. `counts`: since the start, by kind and reason.
+        """Publishes how many objects were malformed or too large. `counts`: since the start, by kind and reason.
         `foreign`: as in Marker.
         """
         self._odd_objects.counts = dict(counts)
@@ -313,7 +313,7 @@ class Telemetry:
         decisions: Sequence[Decision] = (),
         frozen: Collection[str] = (),
     ) -> None:
-        """Note the end of a cycle.
+        """Notes the end of a cycle.
 
         `began`: its start (monotonic seconds). `complete`: whether it had no problem. `standing`: the stage of every
         existing mark. `frozen`: reasons of the active brakes.
@@ -328,8 +328,8 @@ class Telemetry:
             self._success.wall = self._clock.wall()
 
     def _publish_spared(self, decisions: Sequence[Decision]) -> None:
-        """Publish the GPUs that were idle long enough, but stay with their holders. The tenants with the most such GPUs
-        get their own series. All others share one series.
+        """Publishes the GPUs that were idle long enough, but stay with their holders. The tenants with the most such
+        GPUs get their own series. All others share one series.
         """
         tally, self._spared_next = self._spared_next, Tally()
         for decision in decisions:

@@ -18,7 +18,7 @@ class TextPlace(Protocol):
         """The text under this key, "" if there is no text."""
 
     def write_text(self, key: str, text: str) -> None:
-        """Replace the text under this key."""
+        """Replaces the text under this key."""
 
 
 class TextFiles:
@@ -50,6 +50,6 @@ class TextFiles:
         """See TextPlace.write_text."""
         path = self._directory / f"reconciler-{key}.json"
         try:
-            write_atomically(path, text.encode(), PRIVATE, is_durable=True)  # an act may follow
+            write_atomically(path, text.encode(), PRIVATE, is_durable=True)  # an action may follow
         except OSError as exc:
             raise MarkError("error", f"{path}: {exc}") from exc

@@ -1,1 +1,1 @@
-"""What people read: the digest, and the table on a terminal."""
+"""Reports for people: the digest, and the table on a terminal."""

@@ -45,7 +45,7 @@ class FrameworkLoop:
         self._is_first = True
 
     def begin(self, describe: Callable[[], FrameworkTraining]) -> None:
-        """Begin to observe a training. `describe` reads the framework's objects. If it fails, because another version
+        """Begins to observe a training. `describe` reads the framework's objects. If it fails, because another version
         of the framework has other objects, the training continues without observation.
         """
         try:
@@ -74,7 +74,7 @@ class FrameworkLoop:
             self._ask()
 
     def interrupt(self, *, is_over: bool = True) -> None:
-        """Note other work of the framework since the last batch. `is_over`: false if this work still continues."""
+        """Notes other work of the framework since the last batch. `is_over`: false if this work still continues."""
         if self._observation is not None:
             self._asked = perf_counter_ns()
             self._observation.restart(self._asked, is_over=is_over)

@@ -52,7 +52,7 @@ class LoopFacts:
                 self._devices = sorted({self.device, *(each for each in model.device_ids if isinstance(each, int))})
 
     def read(self) -> dict[str, Fact]:
-        """The settings that are known now. Unknown settings are omitted."""
+        """The known settings of the loop. Omits unknown settings."""
         found = dict(self._known)
         with contextlib.suppress(Exception):  # after the new settings of torch.backends, the old ones cannot be read
             found["matmul"] = _read_matmul()

@@ -70,13 +70,13 @@ class ReportFile:
         self._due, self._soon = now + self._interval_s, now + (now - began) / COST_MAX
 
     def end(self) -> None:
-        """Write that the loop has ended, unless the last report already contains this. Never raises."""
+        """Writes that the loop has ended, unless the last report already contains this. Never raises."""
         if self._last is not None and self._last["state"] != ENDED:
             with contextlib.suppress(Exception):  # it may run while the interpreter ends
                 self.write({**self._last, "state": ENDED})
 
     def write_soon(self, make: Callable[[], Mapping[str, Any]]) -> None:
-        """Write before the file is due, unless this would take more than COST_MAX of the time since the last write.
+        """Writes before the file is due, unless this would take more than COST_MAX of the time since the last write.
 
         Raises OSError.
         """
@@ -84,7 +84,7 @@ class ReportFile:
             self.write(make())
 
     def _remove_old(self) -> None:
-        """Remove reports that earlier processes left here, because restarts would fill the directory. Other files of
+        """Removes reports that earlier processes left here, because restarts would fill the directory. Other files of
         the user are kept.
         """
         before = time.time() - OLD_S

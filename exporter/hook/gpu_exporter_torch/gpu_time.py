@@ -50,7 +50,7 @@ class GpuTimeline:
         return bool(self.seconds) and not self.dropped
 
     def mark(self, kind: str) -> None:
-        """Begin an interval of this kind; NOTHING is not counted."""
+        """Begins an interval of this kind; NOTHING is not counted."""
         cuda = find_cuda()
         if cuda is None or (self.device is None and not self.follows):
             return
@@ -69,7 +69,7 @@ class GpuTimeline:
         self._pending.append((kind, event))
 
     def read(self) -> None:
-        """Add the intervals whose end the GPU has reached. Does not read the event of the last mark."""
+        """Adds the intervals whose end the GPU has reached. Does not read the event of the last mark."""
         while len(self._pending) > 2 and self._pending[1][1].query():
             kind, begin = self._pending.popleft()
             if kind != NOTHING:
@@ -78,7 +78,7 @@ class GpuTimeline:
             self._free.append(begin)
 
     def cancel(self) -> None:
-        """Do not count the interval that the last mark began."""
+        """Excludes the interval that the last mark began."""
         if self._pending:
             self._pending[-1] = (NOTHING, self._pending[-1][1])
 

@@ -19,10 +19,10 @@ SPECIAL = (
 
 @functools.lru_cache(maxsize=256)
 def mimic(base: Any, original: Any, name: str) -> Any:
-    """A subclass of `base` with the special methods of `original`. They are forwarded to the object in the attribute
-    `name`.
+    """Makes a subclass of `base` with the special methods of `original`.
 
-    So the truth value and the length of a wrapper are the same as without the hook, e.g. in `if loader:`.
+    The methods call the object in the attribute `name`. So the truth value and the length of a wrapper are the same as
+    without the hook, e.g. in `if loader:`.
     """
     try:
         body: dict[str, Any] = {}
@@ -105,7 +105,7 @@ class ObservedIterable:
 
 
 def observe_loader(loader: Any, listener: LoopListener) -> Any:
-    """Make the wrapper that the loop iterates over instead of `loader`.
+    """Makes the wrapper that the loop iterates over instead of `loader`.
 
     For a DataLoader of torch, the class of the wrapper is derived from the loader's class, and both objects share one
     attribute dictionary. So isinstance, len, set_epoch and state_dict work as before, and so do the attributes that

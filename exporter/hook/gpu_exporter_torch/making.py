@@ -48,7 +48,7 @@ class MakingCpu:
         self._every_ns = FIRST_NS
 
     def begin(self, inner: object | None) -> None:
-        """Note that the loop has made a new iterator. `inner`: this iterator, None if it is unknown."""
+        """Notes that the loop has made a new iterator. `inner`: this iterator, None if it is unknown."""
         workers = getattr(inner, "_workers", None)  # of torch's own iterator with workers
         pids = [getattr(worker, "pid", None) for worker in workers] if isinstance(workers, (list, tuple)) else []
         found = [pid for pid in pids if isinstance(pid, int)]
@@ -62,7 +62,7 @@ class MakingCpu:
         self._began = thread_time_ns()
 
     def get(self, now: int, *, is_first: bool) -> None:
-        """Note that the loop has received the batch. `is_first`: the first batch of the iterator, which also waits for
+        """Notes that the loop has received the batch. `is_first`: the first batch of the iterator, which also waits for
         the start of workers.
         """
         took, process = thread_time_ns() - self._began, process_time_ns()

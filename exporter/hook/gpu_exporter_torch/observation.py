@@ -46,7 +46,7 @@ def observe(
     registry: Any = None,
     summary: bool = True,
 ) -> TrainingObservation:
-    """Observe the loop over `loader`. The loop must iterate over the result instead.
+    """Observes the loop over `loader`. The loop must iterate over the result instead.
 
     `optimizer`: one or several optimizers. A step of the loop ends after an optimizer's step or a call of
     `mark_step()`. Without both, each batch is a step. `model`: only its type and its first parameter are read.
@@ -81,7 +81,7 @@ OPEN: weakref.WeakValueDictionary[int, TrainingObservation] = weakref.WeakValueD
 
 @atexit.register
 def _close_all() -> None:
-    """Print the summary of loops that are still open when the program ends."""
+    """Prints the summary of loops that are still open when the program ends."""
     for observation in list(OPEN.values()):
         observation.close()
 
@@ -167,7 +167,7 @@ class TrainingObservation:
         return False
 
     def add(self, loader: Iterable[Any]) -> Any:
-        """Observe a second loader of the same loop. The loop's waits for it are counted, its batches are not."""
+        """Observes a second loader of the same loop. The loop's waits for it are counted, its batches are not."""
         if self._is_off:
             return loader
         try:
@@ -177,7 +177,7 @@ class TrainingObservation:
             return loader
 
     def mark_step(self) -> None:
-        """Mark that the optimizer has made its step. Not needed for the optimizers that were passed to `observe`."""
+        """Marks that the optimizer has made its step. Not needed for the optimizers that were passed to `observe`."""
         self._guard(self._mark)
 
     def phase(self, name: str) -> Phase:
@@ -200,7 +200,7 @@ class TrainingObservation:
             return {}
 
     def close(self) -> None:
-        """Write the last report, print the summary, and stop observing. Later calls do nothing."""
+        """Writes the last report, prints the summary, and stops observing. Later calls do nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -210,7 +210,7 @@ class TrainingObservation:
         self._guard_end()
 
     def note_facts(self, **facts: Fact) -> None:
-        """Add facts about the loop that only a framework can provide. Names as in docs/torch.md."""
+        """Adds facts about the loop that only a framework can provide. Names as in docs/torch.md."""
         self._facts |= facts
 
     # What the loaders tell. Each call is guarded: no error of the hook reaches the loop.
@@ -223,7 +223,7 @@ class TrainingObservation:
         self._guard(self._ask, loader, now, is_first)
 
     def restart(self, now: int, *, is_over: bool = True) -> None:
-        """Note that a framework did other work between two batches. `is_over`: false if this work continues until the
+        """Notes that a framework did other work between two batches. `is_over`: false if this work continues until the
         next batch.
         """
         self._guard(self._restart, now, is_over)
@@ -244,7 +244,7 @@ class TrainingObservation:
             self._switch_off(exc)
 
     def _switch_off(self, error: Exception) -> None:
-        """Stop observing after an error in the hook. Must not raise."""
+        """Stops observing after an error in the hook. Must not raise."""
         was_off, self._is_off = self._is_off, True
         try:
             self._guard_end()
@@ -258,7 +258,7 @@ class TrainingObservation:
             pass
 
     def _guard_end(self) -> None:
-        """Remove the hooks from the optimizers, and all other references to this object."""
+        """Removes the hooks from the optimizers, and all other references to this object."""
         try:
             hooks, self._hooks = self._hooks, []
             for hook in hooks:
@@ -321,7 +321,7 @@ class TrainingObservation:
             self._file.write_soon(lambda: self._report(BETWEEN))
 
     def _refuse_other_threads(self) -> None:
-        """Raise RuntimeError if another thread reads the batches, because a thread that reads ahead would be timed
+        """Raises RuntimeError if another thread reads the batches, because a thread that reads ahead would be timed
         instead of the loop.
         """
         if threading.get_ident() != self._thread:
@@ -346,7 +346,7 @@ class TrainingObservation:
             self._file.write(self._report("running"))
 
     def _add_samples(self, batch: object) -> None:
-        """Count the samples of a batch with the user's function. If it fails or returns no valid number, the count is
+        """Counts the samples of a batch with the user's function. If it fails or returns no valid number, the count is
         unknown from then on.
         """
         try:
@@ -422,8 +422,8 @@ def _refuse_phase(name: str) -> None:
 
 
 def _ignore(name: str) -> None:
-    """Enter a phase that is not measured."""
+    """Enters a phase that is not measured."""
 
 
 def _ignore_end() -> None:
-    """Leave it."""
+    """Leaves it."""

@@ -32,7 +32,7 @@ class RecentMean:
         self._looks = deque([StepLook(now, 0, 0.0)])
 
     def add(self, look: StepLook) -> float | None:
-        """Add the totals of a moment, and return the mean until then. None if there are too few steps."""
+        """Adds the totals of a moment, and returns the mean until then. None if there are too few steps."""
         if look.at - self._looks[-1].at >= LOOK_S:
             self._looks.append(look)
         while len(self._looks) > 2 and look.at - self._looks[1].at >= WINDOW_S:

@@ -1,4 +1,4 @@
-"""Which process of a distributed training this is."""
+"""Identifies this process among the processes of a distributed training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rank(NamedTuple):
 
     @property
     def speaks(self) -> bool:
-        """Whether this process prints the summary: one on each node."""
+        """Whether this process prints the summary. Exactly one process on each node prints it."""
         return not self.local_rank if self.local_rank is not None else self.rank == 0
 
 

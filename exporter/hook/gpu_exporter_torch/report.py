@@ -23,7 +23,7 @@ def make_report(
     facts: Mapping[str, Fact],
     **other: Any,
 ) -> dict[str, Any]:
-    """Make the report document. Seconds are totals over the measured steps. An unknown value is None, never 0."""
+    """Makes the report document. Seconds are totals over the measured steps. An unknown value is None, never 0."""
     median_ns = counter.median_ns
     placed = () if phases is None else phases.placed
     return {

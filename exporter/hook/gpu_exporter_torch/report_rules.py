@@ -78,10 +78,11 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 class SpentTime(NamedTuple):
-    """How one process spent its measured steps. Times in seconds, None if unknown.
+    """The time of one process's measured steps, in seconds; None if unknown.
 
     `starved_s`: time in which the GPU had no work because the loop waited for data. `worked_s`: the rest of the GPU's
-    time. `phase_s`: time by phase, measured on the GPU if possible.
+    time.
+    `phase_s`: time by phase, measured on the GPU if possible.
     """
 
     steps: int
@@ -97,7 +98,7 @@ class SpentTime(NamedTuple):
         return self.step_s > 0.0 and are_enough(self.steps, self.step_s)
 
     def add(self, other: SpentTime) -> SpentTime:
-        """Add another loop of the same process that runs before or after this loop, e.g. an evaluation."""
+        """Adds another loop of the same process that runs before or after this loop, e.g. an evaluation."""
         names = {**self.phase_s, **other.phase_s}
         return SpentTime(
             self.steps + other.steps,
@@ -165,8 +166,9 @@ class Loading(NamedTuple):
 
     @property
     def make_s(self) -> float:
-        """Seconds that one process needs to make a batch. While the loop waits for data, all workers are busy, except
-        when they wait for a CPU.
+        """Seconds that one process needs to make a batch.
+
+        While the loop waits for data, all workers are busy, except when they wait for a CPU.
         """
         if not self.workers:
             return self.wait_s
@@ -187,7 +189,7 @@ CPUS, TAKING = "cpus", "taking"  # what limits a loop that more workers do not h
 
 
 class Workers(NamedTuple):
-    """How many loader workers to try, and the expected seconds per batch with them.
+    """The number of loader workers to try, and the expected seconds per batch with them.
 
     `number`: None if more workers do not help; `limit` then has the reason.
     """
@@ -239,7 +241,7 @@ class RankTime(NamedTuple):
 
 
 class LateRank(NamedTuple):
-    """The rank that the others wait for, and the share of a step that they wait. `rank` is None if no rank is late."""
+    """The rank for which the others wait, and their wait as a share of a step. `rank` is None if no rank is late."""
 
     rank: int | None = None
     share: float = 0.0
@@ -247,7 +249,7 @@ class LateRank(NamedTuple):
 
 
 def find_late(ranks: Sequence[RankTime]) -> LateRank | None:
-    """Find the late rank among the ranks on a node. None if they cannot be compared.
+    """Finds the late rank among the ranks on a node. None if they cannot be compared.
 
     Only durations are compared, never clocks. In a collective operation all ranks wait for the last one, so the late
     rank waits least in it. If not all ranks mark this phase, the late rank is the one that waits longest for its data.

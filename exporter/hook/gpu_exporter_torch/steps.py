@@ -1,10 +1,9 @@
-"""Counts the steps of one training loop, and measures their waits. Pure: all times are parameters, in nanoseconds of
-one clock.
+"""Counts the steps of one training loop, and measures their waits. Pure.
 
-A step begins when the loop asks for its first batch, and ends when the loop asks for the next batch after the
-optimizer's step. So there is no gap between the steps of an epoch, and no step includes the time between two epochs (an
-evaluation, the start of new loaders). The first batch of an epoch also waits for new workers. This time counts as
-`start`, not as `wait`.
+All times are parameters, in nanoseconds of one clock. A step begins when the loop asks for its first batch. It ends
+when the loop asks for the next batch after the optimizer's step. So there is no gap between the steps of an epoch. No
+step includes the time between two epochs, e.g. an evaluation or the start of new loaders. The first batch of an epoch
+also waits for new workers. This time counts as `start`, not as `wait`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class StepCounter:
         self._is_skipped = False
 
     def begin_epoch(self) -> None:
-        """Note that the loop makes a new iterator. Closes an open step of the last iterator, e.g. after a break or an
+        """Notes that the loop makes a new iterator. Closes an open step of the last iterator, e.g. after a break or an
         error.
         """
         if self._begin is not None and self._marks:
@@ -48,9 +47,7 @@ class StepCounter:
             self._begin = now
 
     def get(self, asked: int, now: int, *, is_first: bool) -> None:
-        """Note that the loop received the batch that it requested at `asked`. `is_first`: the iterator's first
-        batch.
-        """
+        """Notes that the loop received a batch, which it requested at `asked`. `is_first`: of its iterator."""
         self.batches += 1
         self._batches += 1
         if is_first:
@@ -63,7 +60,7 @@ class StepCounter:
             self._wait += now - asked
 
     def restart(self, now: int) -> None:
-        """Note other work of the framework between two batches, e.g. an evaluation, which belongs to no step."""
+        """Notes other work of the framework between two batches, e.g. an evaluation, which belongs to no step."""
         if self._begin is not None and not self._batches:
             self._begin, self._wait = now, 0
 
@@ -77,7 +74,7 @@ class StepCounter:
         self._drop()
 
     def mark(self, now: int) -> None:
-        """Note that the optimizer has made its step. Marks without a new batch between them belong to one step."""
+        """Notes that the optimizer has made its step. Marks without a new batch between them belong to one step."""
         if not self.marked:  # the first mark: the batches before it were no steps
             self.marked = True
             self.steps = self.measured = self.skipped = self.step_ns = self.wait_ns = self._recent_count = 0
@@ -86,7 +83,7 @@ class StepCounter:
         self._last_mark = now
 
     def skip(self) -> None:
-        """Do not measure the present step, because a profiler slows it down, or the framework does other work in it."""
+        """Excludes the present step from the measurement, e.g. because a profiler slows it down."""
         self._is_skipped = True
 
     @property

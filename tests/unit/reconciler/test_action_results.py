@@ -88,7 +88,7 @@ def test_an_owner_who_could_not_be_told_is_told_by_a_later_cycle(caplog: pytest.
     bench = Bench()
     bench.untold = [LOST, LOST]
     assert bench.run(decision())[0] == []
-    done = "suspend: the act is done, but its owner could not be notified: "
+    done = "suspend: the action is done, but its owner could not be notified: "
     assert [done in line and line.endswith("; the next cycle retries") for line in caplog.messages] == [True]
     assert bench.run()[0] == [] and bench.told == []
     assert bench.run() == ([("suspend", "done")], [])

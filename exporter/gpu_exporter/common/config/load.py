@@ -31,9 +31,7 @@ class Config(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The rule that `times` x the setting `low` must not exceed the setting `high`. `words`: printed before `low` in
-    the error.
-    """
+    """The rule that `times` x the setting `low` must not exceed the setting `high`. `words`: text before `low`."""
 
     low: str
     high: str

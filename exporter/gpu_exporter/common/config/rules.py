@@ -74,7 +74,7 @@ class PolicyRule(NamedTuple):
 
 
 class RuleFaults(ValueError):
-    """The policies are invalid: `faults` has one line per fault, with its file and line."""
+    """Invalid policies. `faults` has one line per fault, with its file and line."""
 
     def __init__(self, faults: Sequence[str]) -> None:
         super().__init__("\n".join(faults))
@@ -82,7 +82,7 @@ class RuleFaults(ValueError):
 
 
 def read_rules(place: str, node: Any, policy: Policy) -> tuple[PolicyRule, ...]:
-    """Read the policies from a node of yaml.compose. `place`: the file, for errors. Raises RuleFaults."""
+    """Reads the policies from a node of yaml.compose. `place`: the file, for errors. Raises RuleFaults."""
     faults: list[str] = []
     reader = _RulesReader(place, faults)
     rules: list[PolicyRule] = []

@@ -1,6 +1,6 @@
-"""What a holder does on its host: the evidence for the causes of low utilization.
+"""Activity of a holder on its host: the evidence for the causes of low utilization.
 
-A look is one reading of a holder's processes and cgroup. Rates are means since the look before.
+A look is one reading of a holder's processes and cgroup. Rates are means over the time since the previous look.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Who: TypeAlias = tuple[str, str]
 
 
 class HolderKey(NamedTuple):
-    """Identifies a holder, unique per incarnation: a pod that is recreated under the same name is another holder."""
+    """Identifies a holder. A pod that is recreated under the same name is another holder, with another incarnation."""
 
     scheduler: Scheduler
     incarnation: str
@@ -74,7 +74,7 @@ class Holder(NamedTuple):
 
     @property
     def names(self) -> frozenset[str]:
-        """All texts that identify the holder. Two sources that report the same text mean the same holder."""
+        """All texts that identify the holder. Two sources that report the same text report the same holder."""
         return frozenset((self.label, f"job {self.job_id}")) if self.job_id else frozenset((self.label,))
 
     def _job_name(self) -> str:
@@ -92,25 +92,28 @@ class Grant(NamedTuple):
     `kind` is the format of `device`:
     - "uuid": GPU-... or MIG-..., with or without a replica suffix.
     - "minor": the N of /dev/nvidiaN.
-    - "instance": N/G or N/G/C, the MIG instance of GPU N with GPU instance id G, and compute instance id C.
-    - "placement": N/PROFILE/ID/START, the MIG instance of GPU N with this profile (name and id) that begins at this
-      slice.
+    - "instance": N/G or N/G/C: GPU N, GPU instance id G, compute instance id C.
+    - "placement": N/PROFILE/ID/START: GPU N, name and id of the MIG profile, first slice.
     - "index": a position in NVML's order, among the GPUs with the minor numbers `among`, or among all GPUs.
-    - "unproven": a name that identifies no device; `reason` is why.
+    - "unproven": a name that identifies no device, because of `reason`.
 
-    An index is valid only if NVML lists `total` GPUs; 0 allows any number. `number`: the scheduler's name for the
-    device, if that name is not a UUID. While a holder runs, the same `number` always means the same device.
-
-    `running`: false while the holder is not charged, because its job is stopped. `working_wall`: Unix seconds before
-    which the holder's program could not work; infinite while the program is not known to run; None if the scheduler
-    reports only the start. `why`: what prevents the program from working; `obstacle` is the same in one word.
-    `confirmed`: when the source last reported the grant, monotonic seconds; if the source gives no time, the poller
-    fills in the time of its request. `renewed_s`: the interval at which the source reports the grant again; 0 is at
-    every poll. `share`: one of SHARED if the source reports that only a part of the device is granted. `witnesses`: the
-    sources that report the holder, as text for people. `claim`: the resource claim that grants the device, but only
-    while nothing proves that the claim uses the device and does not just monitor it. `ended`: the holder has ended and
-    holds nothing. `start_here`: the holder's start by this host's clock, Unix seconds, None if the source does not
-    report it; the holder's `start_wall` is by the scheduler's clock.
+    Other fields; monotonic and wall times in seconds:
+    - `total`: an index is valid only if NVML lists this many GPUs; 0 allows any number.
+    - `number`: the scheduler's name for the device, if the name is not a UUID. It never changes while the holder runs.
+    - `running`: false while the job is stopped, so that its held time does not count.
+    - `working_wall`: Unix time before which the program could not work; infinite until the program is known to run;
+      None if the scheduler reports only the start.
+    - `why`: the reason why the program cannot work. `obstacle`: the same in one word.
+    - `confirmed`: monotonic time of the source's last report; if the source gives no time, that of the poller's
+      request.
+    - `renewed_s`: interval at which the source repeats its report; 0 is at every poll.
+    - `share`: one of SHARED if only a part of the device is granted.
+    - `witnesses`: the sources that report the holder, as text for people.
+    - `claim`: the resource claim that grants the device. Empty once it is proven that the claim uses the device and
+      does not only monitor it.
+    - `ended`: the holder has ended, and holds nothing.
+    - `start_here`: the holder's start by this host's clock (Unix seconds), None if not reported. The holder's
+      `start_wall` is by the scheduler's clock.
     """
 
     kind: Literal["uuid", "minor", "instance", "placement", "index", "unproven"]
@@ -134,15 +137,15 @@ class Grant(NamedTuple):
 
 
 SHARED = ("time_slice", "mps", "shard")
-"""How several holders divide a GPU or MIG instance: replicas of a device plugin, NVIDIA's MPS, Slurm's shards."""
+"""The ways in which holders share a unit: replicas of a device plugin, NVIDIA's MPS, Slurm's shards."""
 
 
 class Allocation(NamedTuple):
     """A resolved grant: `holder` holds `unit`. `share`: none, mig, or one of SHARED.
 
-    `running`, `why`, `obstacle` and `working_wall` are as in Grant. `basis`: what proves that the grant is for this
-    unit, as text for people. `contradiction`: why the processes on the GPU contradict the allocation, as text for
-    people; the holder's time there is then unknown.
+    `running`, `why`, `obstacle` and `working_wall` are as in Grant. `basis`: the proof that the grant is for this unit,
+    as text. `contradiction`: why the processes on the GPU contradict the allocation, as text. The holder's time on the
+    unit is unknown while there is a contradiction.
     """
 
     unit: UnitId
@@ -201,7 +204,7 @@ def identify(holder: Holder) -> Who | None:
 
 
 class Use(NamedTuple):
-    """How some processes use a unit. `memory_bytes`: None if the driver does not report it for each process."""
+    """The use of a unit by some processes. `memory_bytes`: None if the driver does not report it per process."""
 
     processes: int = 0
     memory_bytes: int | None = 0

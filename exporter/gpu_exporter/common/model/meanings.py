@@ -1,4 +1,4 @@
-"""The table that all outputs print: what each state and cause means, and what the owner or the site can change.
+"""The meaning of each state and cause, with the changes that the owner or the site can make. All outputs print it.
 
 `{name}` in a text is a number of the cause: a `quantity` of gpu_allocation_cause_value, in base units.
 """
@@ -16,11 +16,12 @@ GIB = 2**30
 
 
 class Meaning(NamedTuple):
-    """One state or cause, in clauses without a period. `title`: a few words. `says`: a text with numbers; `title` is
-    printed instead if a number is unknown.
+    """One state or cause, in clauses without a period.
 
-    `owner`, `site`: what each of them can change, "" for nothing. `number`: the owner's change as a text with its
-    number. `is_training`: the owner's change makes a training faster, and does not apply to a server.
+    - `title`: a few words. `says`: a text with numbers. If a number is unknown, `title` is printed instead.
+    - `owner`, `site`: the change that the owner or the site can make, "" for none. `number`: the owner's change with a
+      number.
+    - `is_training`: the owner's change makes a training faster, and does not apply to a server.
     """
 
     title: str
@@ -275,7 +276,7 @@ def describe_cause(name: str, values: Mapping[str, float]) -> str:
 
 
 def advise(name: str, values: Mapping[str, float]) -> str:
-    """What the owner of a holder with this cause and the site can change, as one text; "" for nothing."""
+    """The changes that the owner of the holder and the site can make, as one text; "" if there are none."""
     meaning = CAUSES.get(name)
     if meaning is None:
         return ""

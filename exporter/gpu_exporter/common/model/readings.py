@@ -21,8 +21,8 @@ UTILIZATION = "utilization"  # name of the witness for the driver's rate, where 
 class Span(NamedTuple):
     """Known activity over (start, end] of the monotonic clock.
 
-    `ratio`: mean utilization, 0 to 1. `other`: the witnesses that showed activity; with one of them, a ratio of 0 is
-    not idle. `witnesses`: how many witnesses were read for this span; the ledger fills it in.
+    `ratio`: mean utilization, 0 to 1. `other`: the witnesses that showed activity. With any of them, a span with ratio
+    0 is not idle. `witnesses`: the number of witnesses that were read for this span; the ledger fills it in.
     """
 
     start: float
@@ -33,12 +33,13 @@ class Span(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The work of the processes on one shared unit over (start, end] of the monotonic clock, by holder: shares, 0 to 1.
+    """Each holder's share (0 to 1) of the work on a shared unit over (start, end] of the monotonic clock.
 
-    A holder that is missing in `ratios` has no process that worked. `unclear`: holders with a process that the driver
-    lists without any information. `others`: the share of processes that belong to no holder of the unit or whose holder
-    is unknown; None without such processes. `slack`: how far the sum may be below the unit's utilization because every
-    number is rounded. `problem`: why the shares are unknown, "" if they are known.
+    - `ratios`: by holder. A holder that is missing here has no process that worked.
+    - `unclear`: holders with a process that the driver lists without any information.
+    - `others`: the share of processes without a known holder of this unit; None without such processes.
+    - `slack`: how far the sum may be below the unit's utilization, because every number is rounded.
+    - `problem`: why the shares are unknown, "" if they are known.
     """
 
     start: float
@@ -51,7 +52,7 @@ class Split(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What one reading shows of the activity of one unit. Time not covered by a span is unknown.
+    """Activity of one unit in one reading. Time outside the spans is unknown.
 
     `witnesses` is 0 if this reading has no utilization, but shows another sign of activity.
     """
@@ -139,7 +140,9 @@ class Facts(NamedTuple):
 
     @property
     def contexts(self) -> float | None:
-        """The number of contexts of both kinds, None unless both are known. One process may have one of each."""
+        """The number of compute and graphics contexts, None unless both are known. One process may have one of each
+        kind.
+        """
         if self.compute_processes is None or self.graphics_processes is None:
             return None
         return self.compute_processes + self.graphics_processes
@@ -181,7 +184,7 @@ class GpuProcess(NamedTuple):
 
 
 class ProcessList(NamedTuple):
-    """The processes on one GPU. `monotonic`: when the driver had answered. Every process started before that."""
+    """The processes on one GPU. `monotonic`: when the driver answered. Every process started before that time."""
 
     monotonic: float
     processes: tuple[GpuProcess, ...]

@@ -24,13 +24,15 @@ class GpuRecord(NamedTuple):
 
 
 class HolderRecord(NamedTuple):
-    """The data of one allocation. `unconfirmed_s`: how long no source has confirmed it; above `stale_s` it is unknown.
+    """The data of one allocation, for the view and for diagnosis.
 
-    `mig`: the instance's place, even while the GPU does not answer. `use`: how the holder's own processes use the unit,
-    None while unknown. `ratio`: the work of these processes, if other holders use the unit too. `host`: the work of the
-    whole holder outside its GPUs. `spin`: the present run of full utilization without progress, None if it cannot be
-    watched. `hour`: the means of the last hour, None while unknown. `training`: the report of the holder's training
-    loop, None without a report.
+    - `unconfirmed_s`: seconds since a source last confirmed it. Above `stale_s` the allocation is unknown.
+    - `mig`: the instance's position, even while the GPU does not answer.
+    - `use`: processes and memory of the holder on the unit, None while unknown. `ratio`: their share of its work.
+    - `host`: the work of the whole holder outside its GPUs, None while unknown.
+    - `spin`: the present run of full utilization without progress, None if the exporter cannot watch the unit.
+    - `hour`: the means of the last hour, None while unknown.
+    - `training`: the report of the holder's training loop, None without a report.
     """
 
     allocation: Allocation
@@ -55,7 +57,7 @@ class HolderRecord(NamedTuple):
 
 
 class NodeRecords(NamedTuple):
-    """Everything that a view shows of GPUs and holders, as of one moment."""
+    """All GPUs, holders and tenants of a node at one moment."""
 
     monotonic: float
     wall: float

@@ -34,11 +34,12 @@ GIB = 1024**3
 
 
 class Row(NamedTuple):
-    """One row. While unknown, a number is None and a text is "". `gpu`: the index, for a MIG instance index:instance.
+    """One row of the table. An unknown number is None, an unknown text is "".
 
-    `utilization`: 0 to 1. `held_s`: how long the holder has held the unit. `idle_s`: length of the current idle run.
-    `stalled_s`: length of the current stall. `throttling`: of the GPU over the last window. `age_s`: age of the GPU's
-    last reading. `cause`: the most certain one with its confidence. `advice`: what to change, once per holder.
+    - `gpu`: the GPU's index; index:instance for a MIG instance. `utilization`: 0 to 1.
+    - `held_s`: seconds since the holder got the unit. `idle_s`, `stalled_s`: length of the present idle run and stall.
+    - `throttling`: of the GPU over the last window. `age_s`: seconds since the GPU's last reading.
+    - `cause`: the most certain cause with its confidence. `advice`: the change to make, once per holder.
     """
 
     gpu: str
@@ -76,7 +77,7 @@ class Row(NamedTuple):
 
     @property
     def wasted_s(self) -> float:
-        """How long the holder has not used the GPU: the length of the present idle run or stall."""
+        """Seconds for which the holder has not used the GPU: the length of the present idle run or stall."""
         return max(self.idle_s or 0.0, self.stalled_s or 0.0) if self.holder else 0.0
 
     @property

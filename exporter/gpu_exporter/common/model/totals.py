@@ -9,10 +9,11 @@ from typing import NamedTuple
 class UnitTotals(NamedTuple):
     """Running totals of one unit, in seconds or joules; None if the hardware never reported the value.
 
-    `active_by`: the witnesses of the last activity (UTILIZATION or others). `other_s`: by witness, seconds since this
-    process started that are not idle, although utilization was 0, because this witness showed activity. If several did,
-    only the first in the order of sampling/activity/witnesses.py counts. `unattributed_s`, `unattributed_j`: seconds of
-    full load and joules that belong to no known holder; None for joules without a counter.
+    - `active_by`: the witnesses of the last activity (UTILIZATION or others).
+    - `other_s`: by witness, seconds since this process started in which utilization was 0, but the witness showed
+      activity. If several did, only the first in the order of sampling/activity/witnesses.py counts.
+    - `unattributed_s`, `unattributed_j`: seconds of full load, and joules, that belong to no known holder. Joules are
+      None without an energy counter.
 
     Invariant: busy_s + idle_s <= observed_s.
     """
@@ -29,11 +30,14 @@ class UnitTotals(NamedTuple):
 
 
 class HolderTotals(NamedTuple):
-    """Running totals of one holder on one unit. `known`: false if no signal shows activity; then only `held_s` counts.
+    """Running totals of one holder on one unit, in seconds or joules.
 
-    `idle_run_s`: None while the present is unknown, since 0 would mean that the holder works. `idle_run_witnesses`: the
-    fewest witnesses that were read in any part of the run. `longest_gap_s`: the longest idle run that ended with work.
-    `stalled_s`: fully busy without progress. `pending_s`: the seconds of a present run that may still become stalled.
+    - `known`: false if no signal shows activity. Then only `held_s` counts.
+    - `idle_run_s`: length of the present idle run; 0 while the holder works, None while unknown.
+    - `idle_run_witnesses`: the fewest witnesses that were read in any part of the idle run.
+    - `longest_gap_s`: the longest idle run that ended with work.
+    - `stalled_s`: fully busy without progress. `pending_s`: seconds of the present run that may still become a stall.
+
     Invariants: observed_s <= held_s, busy_s + idle_s + stalled_s + pending_s <= observed_s.
     """
 

@@ -1,4 +1,4 @@
-"""Reports of a holder's training loop. The job itself writes them, so alone they prove nothing."""
+"""Reports of a holder's training loop. The job writes its own reports, so a report alone is no proof."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Fact: TypeAlias = int | float | bool | str
 class RankReport(NamedTuple):
     """One process of a training, as it describes itself (docs/torch.md). None is unknown.
 
-    - `run`: an id that is new after each start of the loop. `process`: the same id for all loops of one process, "" if
+    - `run`: an id that is new after each start of the loop. `process`: an id that all loops of one process share, "" if
       unknown.
     - `gpus`: UUIDs of the GPUs or MIG instances that the process names.
-    - `steps`: steps so far. `measured`: how many of them the seconds below cover.
-    - `step_s`, `wait_s`: seconds of all measured steps, and seconds in them in which the loop waited for data.
-    - `starved_s`, `worked_s`: seconds measured on the GPU: without work because the loop waited for data, and with
-      work.
+    - `steps`: steps since the loop's start. `measured`: the number of measured steps, to which the seconds below apply.
+    - `step_s`: duration of all measured steps. `wait_s`: the part of `step_s` in which the loop waited for data.
+    - `starved_s`, `worked_s`: measured on the GPU: seconds without work because the loop waited for data, and seconds
+      with work.
     - `phases`: seconds by name, measured on the GPU if `is_gpu`. `facts`: settings of the loop.
     - `is_between`: the loop has come to the end of its data, and may begin again.
-    - `age_s`: time since the file was written. While the loop makes steps, it is written at least every `interval_s`.
+    - `age_s`: seconds since the file was written. While the loop makes steps, it writes at least every `interval_s`.
     """
 
     run: str
@@ -45,15 +45,16 @@ class RankReport(NamedTuple):
 
 
 class TrainingPace(NamedTuple):
-    """The last minutes of a holder's running ranks on one node. Shares are of the time of their steps, 0 to 1.
+    """Means over the last minutes of a holder's running ranks on one node. Shares are of the time of their steps, 0 to
+    1.
 
-    - `steps`: how many measured steps the rank with the fewest made in this time. `step_s`: mean length of these steps.
-    - `seen`: how many steps all ranks reported in this time, measured or not.
-    - `wait`: the largest share that a rank waits for data. `waiting_rank`: this rank. If `is_gpu`, only time in which
-      the GPU had no work counts.
+    - `steps`: measured steps of the rank with the fewest. `step_s`: mean seconds of a step.
+    - `seen`: steps of all ranks, measured or not.
+    - `wait`: the largest share that any rank waits for data. `waiting_rank`: the rank with this share. If `is_gpu`,
+      only time in which the GPU had no work counts.
     - `phases`: by name, the mean share of the ranks that measure the phase.
     - `silent_s`: seconds since the last known step.
-    - `late`: the rank that the others wait for, and the share of a step that they wait, as text; "" without such a
+    - `late`: text that names the rank for which the others wait, and their wait as a share of a step; "" without such a
       rank. `late_share`: this share, None if the ranks cannot be compared.
     - `facts`: settings that all ranks have in common.
     """
@@ -74,11 +75,12 @@ class TrainingPace(NamedTuple):
 
 
 class TrainingView(NamedTuple):
-    """The published part of the training on one allocation.
+    """The training on one allocation, as published.
 
-    `steps`, `seconds`: counted for its ranks since the exporter knows them. `seconds`: by phase; `step` is the whole
-    time, `wait` the time of waiting for data. `rank`: the lowest rank on this allocation. `pace`: the pace of the whole
-    holder on this node. `contradiction`: why the report cannot be true, "" if it can.
+    - `steps`: steps of its ranks since the exporter knows them.
+    - `seconds`: seconds of these steps by phase. The phase `step` is the whole time, `wait` is waiting for data.
+    - `rank`: the lowest rank on this allocation. `pace`: the pace of the whole holder on this node.
+    - `contradiction`: why the report cannot be true, "" if it can.
     """
 
     steps: int

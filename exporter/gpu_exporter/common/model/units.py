@@ -18,8 +18,8 @@ class UnitId(NamedTuple):
 
 
 def normalize_pci(address: str) -> str:
-    """Convert a PCI address to the kernel's notation: 00000000:3B:00.0 (NVML) becomes 0000:3b:00.0. A domain keeps more
-    than four digits if it needs them: 10000:01:00.0 behind Intel's VMD. "" remains "".
+    """Converts a PCI address to the kernel's notation: 00000000:3B:00.0 (NVML) becomes 0000:3b:00.0. A domain keeps
+    more than four digits if it needs them: 10000:01:00.0 behind Intel's VMD. "" remains "".
     """
     domain, _, rest = address.lower().partition(":")
     return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if address else ""
@@ -46,10 +46,10 @@ class DeviceIdentity(NamedTuple):
 
     @property
     def mig_slices(self) -> int:
-        """Compute slices of the board: 7, on FOUR_SLICES 4."""
+        """Number of compute slices of the board: 4 on the products of FOUR_SLICES, otherwise 7."""
         return 4 if FOUR_SLICES.search(self.name) else 7
 
     @property
     def mig_memory_slices(self) -> int:
-        """Memory slices of the board: 8, on FOUR_SLICES 4."""
+        """Number of memory slices of the board: 4 on the products of FOUR_SLICES, otherwise 8."""
         return 4 if FOUR_SLICES.search(self.name) else 8

@@ -30,11 +30,14 @@ class Throttling(NamedTuple):
 class Spin(NamedTuple):
     """The present run in which a holder is fully busy and no witness shows progress.
 
-    `run_s`: known seconds of the run, 0 without a run. `confidence`: how certain a stall is: "none" before
-    stalls.after, then low, medium or high. `evidence`, `against`: for people. `unknown`: why no stall can be seen here,
-    "" if it can. `all_known`: every witness of progress is read. `is_below`: the last reading shows less than full
-    utilization, so there is no stall, whatever else is unknown. `proof`: why a member of its gang cannot go on, ""
-    without proof. `is_blind`: no stall can be seen here, and no witness of progress was seen for `stalls.after` either.
+    - `run_s`: known seconds of the run, 0 without a run.
+    - `confidence`: how certain a stall is: "none" before `stalls.after`, then low, medium or high.
+    - `evidence`, `against`: texts for people.
+    - `unknown`: why the exporter cannot detect a stall here, "" if it can. `all_known`: every witness of progress is
+      read.
+    - `is_below`: the last reading shows less than full utilization, so there is certainly no stall.
+    - `proof`: why a member of the holder's gang cannot continue, "" without proof.
+    - `is_blind`: `unknown` is set, and no witness has shown progress for `stalls.after`.
     """
 
     run_s: float
@@ -93,13 +96,15 @@ class HostWork(NamedTuple):
 
 
 class AllocationView(NamedTuple):
-    """One allocation as published, joined with its unit. `unconfirmed_s`: seconds since a source last confirmed it.
+    """One allocation as published, joined with its unit.
 
-    `processes`: the number of the holder's processes, None until the exporter has assigned each process on the unit to
-    a holder. `host`: the work of the whole holder on this node, None while unknown. `obstacle`: why there is no idle
-    run, in one word, "" if there is an idle run. `spin`: the run without progress, None while it cannot be known.
-    `causes`: why the GPU is not used, empty if the state needs no cause. `training`: the report of the holder's
-    training loop, None without a report.
+    - `unconfirmed_s`: seconds since a source last confirmed it.
+    - `processes`: number of the holder's processes, None until each process on the unit is assigned to a holder.
+    - `host`: the work of the whole holder on this node, None while unknown.
+    - `obstacle`: why there is no idle run, in one word, "" if there is one.
+    - `spin`: the run without progress, None while it cannot be known.
+    - `causes`: why the GPU is not used, empty if the state needs no cause.
+    - `training`: the report of the holder's training loop, None without a report.
     """
 
     allocation: Allocation

@@ -1,8 +1,7 @@
-"""Explains why a PromQL API has no or too few series of the exporters: one sentence for the finding, one for the
-remedy.
+"""Explains why a PromQL API has no or too few series of the exporters, in two sentences: the finding and the remedy.
 
-Each sentence repeats answers of the API; a missing answer proves nothing. At most seven queries run, most of them over
-the one series that every exporter has, and only when something is missing. docs/troubleshooting.md lists the cases.
+Each sentence repeats answers of the API. A missing answer proves nothing. At most seven queries run, and only if series
+are missing. docs/troubleshooting.md lists the cases.
 """
 
 from __future__ import annotations
@@ -63,7 +62,8 @@ FindMonitors: TypeAlias = Callable[[], Absence | None]  # PodMonitors of the clu
 
 
 def explain_absence(ask: Ask, matcher: str, wall: float, find_monitors: FindMonitors | None = None) -> Absence:
-    """Explain why no series of an exporter matches at `wall` (Unix seconds). Kind "unknown" if the API does not answer.
+    """Explains why no series of an exporter matches at `wall` (Unix seconds). Kind "unknown" if the API does not
+    answer.
 
     `matcher`: label matchers of the user. `find_monitors`: called if Prometheus has no target; None without a cluster.
     """
@@ -76,7 +76,7 @@ def explain_absence(ask: Ask, matcher: str, wall: float, find_monitors: FindMoni
 
 
 def explain_gaps(ask: Ask, matcher: str, wall: float, needed_s: float) -> list[Absence]:
-    """List what is missing although exporters have series: targets, holders, `needed_s` seconds of history."""
+    """Lists what is missing although exporters have series: targets, holders, `needed_s` seconds of history."""
     try:
         found = _failing(ask, matcher), _without_holders(ask, matcher), _young(ask, matcher, wall, needed_s)
         return [each for each in found if each is not None]
@@ -85,7 +85,7 @@ def explain_gaps(ask: Ask, matcher: str, wall: float, needed_s: float) -> list[A
 
 
 def explain_no_hours(ask: Ask, matcher: str, wall: float) -> Absence:
-    """Why no tenant has a GPU-hour at `wall` (Unix seconds)."""
+    """The reason why no tenant has a GPU-hour at `wall` (Unix seconds)."""
     try:
         if ask(f"count({BUILD}{{{matcher}}})"):
             return _without_holders(ask, matcher) or Absence(
@@ -97,8 +97,9 @@ def explain_no_hours(ask: Ask, matcher: str, wall: float) -> Absence:
 
 
 def last_seen(ask: Ask, selector: str) -> float | None:
-    """When a series of this selector last existed (Unix seconds, at most a minute early); None if not in the last day.
-    Raises AnswerError.
+    """Unix seconds at which a series of this selector last existed (at most a minute early). Raises AnswerError.
+
+    None if no series existed in the last day.
     """
     rows = ask(f"max_over_time({moments_of(selector)}[1d:1m])")
     return rows[0].value if rows else None
@@ -118,7 +119,7 @@ def moment(wall: float) -> str:
 
 
 def _matching_before(ask: Ask, matcher: str, wall: float, find_monitors: FindMonitors | None) -> Absence | None:
-    """Why exporters that matched in the last days no longer match; None if no exporter matched in these days."""
+    """The reason why exporters of the last days no longer match; None if no exporter matched in these days."""
     rows: list[VectorRow] = []
     for past in PASTS:
         rows = rows or ask(f"max_over_time({moments_of(f'{BUILD}{{{matcher}}}', 'by (job)')}[{past}])")
@@ -191,7 +192,7 @@ def _failing(ask: Ask, matcher: str) -> Absence | None:
 
 
 def _without_holders(ask: Ask, matcher: str) -> Absence | None:
-    """Exporters that report no holder at all."""
+    """The finding for exporters that report no holder at all; None if any exporter reports a holder."""
     if ask(f"count(gpu_allocation_info{{{matcher}}})"):
         return None
     up = {

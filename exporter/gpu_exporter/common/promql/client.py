@@ -81,13 +81,13 @@ class Credentials:
         return headers
 
     def check_address(self, address: Address) -> None:
-        """Raise ValueError if the address names a user, and these credentials name another user or a token."""
+        """Raises ValueError if the address names a user, and these credentials name another user or a token."""
         if address.login and (self._token is not None or self._user):
             raise ValueError(f"{address} has a user, and {self._flags}.* names another user: remove one of them")
 
 
 def parse_header(text: str, flag: str = "--source.header") -> tuple[str, str]:
-    """Split a header into name and value. Raises ValueError, whose text does not contain the value."""
+    """Splits a header into name and value. Raises ValueError, whose text does not contain the value."""
     match = HEADER.fullmatch(text.strip())
     if match is None:  # nothing is quoted, since all of it may be the value
         raise ValueError(f"{flag}: write a header as 'Name: value', such as 'X-Scope-OrgID: team-a'")
@@ -126,7 +126,7 @@ def _build(ca: bytes | None, cert: bytes | None, key: bytes | None) -> ssl.SSLCo
 
 
 class Client:
-    """`fetch_text` with the credentials and the certificates of the site. Changed certificate files are read again."""
+    """Fetches pages with the credentials and certificates of the site. Reads changed certificate files again."""
 
     def __init__(
         self,

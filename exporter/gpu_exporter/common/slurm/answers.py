@@ -16,7 +16,7 @@ MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
 
 
 class _AnsweredJob:
-    """A job that was read, or could not be read."""
+    """A job of the answer. `is_malformed`: the job could not be read."""
 
     def __init__(self, value: Any, *, is_malformed: bool = False) -> None:
         self.value = value
@@ -24,10 +24,10 @@ class _AnsweredJob:
 
 
 def read_jobs(text: str, read: Callable[[dict[str, Any]], T | None]) -> tuple[list[T], int]:
-    """What `read` returns for every job, and the number of malformed jobs, which are omitted.
+    """Returns the value of `read` for each job, and the number of malformed jobs. Malformed jobs are omitted.
 
     `read` returns None for a job to omit, and raises one of MALFORMED for a job that it cannot parse. Each job is
-    reduced as soon as it is parsed, because the whole parsed answer would take ten times the memory of its text. Raises
+    reduced as soon as it is parsed: the whole parsed answer would take ten times the memory of its text. Raises
     ValueError if the text is not an answer of these commands, or if Slurm reports errors.
     """
 
@@ -54,7 +54,7 @@ def read_jobs(text: str, read: Callable[[dict[str, Any]], T | None]) -> tuple[li
 
 
 def unpack_number(fields: dict[str, Any]) -> Any:
-    """Replace a number object of Slurm by its number, or by None if it is not set or infinite. Other objects remain."""
+    """Replaces a number object of Slurm by its number, None if unset or infinite. Returns other objects unchanged."""
     if "number" in fields and fields.keys() <= {"set", "infinite", "number"}:
         return fields["number"] if fields.get("set", True) and not fields.get("infinite") else None
     return fields

@@ -13,7 +13,7 @@ KEPT = ("SLURM_CONF", "SLURM_JWT", "SACK_SOCKET", "HOME", "LD_LIBRARY_PATH")
 
 
 def run(command: Sequence[str], timeout_s: float, limit: int) -> commands.Done:
-    """Run a Slurm command to its end, with at most `limit` bytes of output. Raises commands.CommandError."""
+    """Runs a Slurm command to its end, with at most `limit` bytes of output. Raises commands.CommandError."""
     return commands.run(command, environment(), timeout_s, limit)
 
 

@@ -45,9 +45,7 @@ class Gres(NamedTuple):
 
 
 def add_devices(lists: Iterable[Gres]) -> int | None:
-    """The number of devices in all lists of one job, which has one list per node. None if the number of one list is
-    unknown.
-    """
+    """The number of devices in the lists of one job (one list per node), None if any list's number is unknown."""
     counts = [each.devices for each in lists]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None

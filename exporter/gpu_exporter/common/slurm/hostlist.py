@@ -103,7 +103,7 @@ def _split(text: str) -> list[str]:
 
 
 def _expand(part: str) -> list[str]:
-    """Expands `r[1-2]n[1-4]`: the last bracket counts fastest."""
+    """The names in `r[1-2]n[1-4]`. The last bracket changes fastest."""
     names = [""]
     for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
         endings = [literal] if literal else _expand_ranges(ranges)

@@ -27,7 +27,7 @@ class CpuBudget:
         self._paid_at: dict[str, float] = {}  # when SHARE of a core has paid for all that it used
 
     async def pace(self, address: str, cpu_s: float) -> bool:
-        """Charge a step to an address and return False. Above the address's budget, wait instead and return True."""
+        """Charges a step to an address and returns False. Above its budget, waits instead and returns True."""
         if self._paid_at.get(address, 0.0) - time.monotonic() <= BURST_S / SHARE:
             self.charge(address, cpu_s)
             return False
@@ -35,7 +35,7 @@ class CpuBudget:
         return True
 
     def charge(self, address: str, cpu_s: float) -> None:
-        """Charge CPU time that an address has used."""
+        """Charges CPU time that an address has used."""
         now = time.monotonic()
         if address not in self._paid_at and len(self._paid_at) >= ADDRESSES_MAX:
             self._paid_at = {other: paid_at for other, paid_at in self._paid_at.items() if paid_at > now}

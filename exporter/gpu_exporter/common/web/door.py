@@ -35,7 +35,7 @@ class _WaitingCheck(NamedTuple):
 
 
 class _Failures:
-    """Wrong passwords of an address: their number, and the time of the last one (monotonic seconds)."""
+    """The number of wrong passwords of an address, and the time of the last (monotonic seconds)."""
 
     def __init__(self) -> None:
         self.wrong = 0
@@ -83,7 +83,7 @@ class Doorkeeper:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _give_up_one(self) -> None:
-        """Refuse a random header of the address with the most waiting headers, without a check."""
+        """Refuses a random header of the address with the most waiting headers, without a check."""
         counts: dict[str, int] = {}
         for entry in self._waiting:
             counts[entry.address] = counts.get(entry.address, 0) + 1
@@ -94,7 +94,7 @@ class Doorkeeper:
             entry.turn.set_result(None)
 
     async def _work(self) -> None:
-        """Check headers until none of them waits."""
+        """Checks headers until none of them waits."""
         while self._waiting:
             now = time.monotonic()
             self._budget_s = min(BURST_S, self._budget_s + SHARE * (now - self._budget_at))

@@ -20,7 +20,7 @@ class OwnMetrics(Collector):
         self._server: HttpServer | None = None
 
     def note_server(self, server: HttpServer) -> None:
-        """Publish the state of this port too."""
+        """Publishes the state of this port too."""
         self._server = server
         self.tasks.add(*server.tasks)
 

@@ -48,7 +48,7 @@ class Request(NamedTuple):
 
 
 def parse_head(head: bytes) -> Request:
-    """Parse a request of HTTP/1.0 or 1.1, up to and including its empty line. Raises BadRequest.
+    """Parses a request of HTTP/1.0 or 1.1, up to and including its empty line. Raises BadRequest.
 
     A request with a body is refused: no page needs a body, and the server would parse the body as the next request.
     """
@@ -98,7 +98,7 @@ def _quality(header: str, *names: str) -> float:
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
-    """Split `:9836`, `127.0.0.1:9836` or `[::1]:9836` into host and port. Raises ValueError."""
+    """Splits `:9836`, `127.0.0.1:9836` or `[::1]:9836` into host and port. Raises ValueError."""
     host, separator, port = text.rpartition(":")
     if not separator or not port.isdecimal() or not port.isascii() or int(port) > 65535:
         raise ValueError(f"{text!r} is not [host]:port")

@@ -52,7 +52,7 @@ class Security:
         return not (self.wants_password or has_certificate)
 
     def recall(self, authorization: str) -> bool | None:
-        """Whether this header is correct, as far as that is known without bcrypt; None if only bcrypt can tell."""
+        """Whether a header is correct, if the answer is already known; None if bcrypt must compute it."""
         known = self._tried.get(_digest(authorization))
         if known is None and self._parse(authorization) is None:
             return False
@@ -140,8 +140,10 @@ class WebConfig:
         self._seen = self._settled = self.security.settings.digest
 
     def turn(self) -> bool:
-        """Read the files again; true if `security` is new. A change is applied only after two calls in a row have read
-        the same content, because a program may still be writing one of the files.
+        """Reads the files again. Returns true if `security` is new.
+
+        Applies a change only after two calls in a row have read the same content: a program may still be writing a
+        file.
         """
         settings, found = None, ""
         try:

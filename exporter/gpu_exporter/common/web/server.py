@@ -101,11 +101,11 @@ class _Listener:
         self._budget = CpuBudget()
 
     def begin(self) -> None:
-        """Accept connections until `end`. A callback does this, because cancelling a task could lose a connection."""
+        """Accepts connections until `end`. A callback does this, because cancelling a task could lose a connection."""
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        """Accept the next connection, and count it before its handshake, because a client may never complete the
+        """Accepts the next connection, and counts it before its handshake, because a client may never complete the
         handshake.
         """
         try:
@@ -125,7 +125,7 @@ class _Listener:
         connection.task = asyncio.create_task(self._serve(connection, only_probes))
 
     async def _serve(self, connection: Connection, only_probes: bool) -> None:
-        """Serve one connection until it ends."""
+        """Serves one connection until it ends."""
         loop = asyncio.get_running_loop()
         context = self.security.context if self.security is not None else None
         reader = asyncio.StreamReader(limit=HEAD_MAX, loop=loop)
@@ -159,7 +159,7 @@ class _Listener:
 
     @staticmethod
     async def _close(connection: Connection) -> None:
-        """Close a connection. It counts until its socket is closed, because a client may never read the rest or
+        """Closes a connection. It counts until its socket is closed, because a client may never read the rest or
         acknowledge the end.
         """
         if connection.is_writing or connection.writer is None:
@@ -176,7 +176,7 @@ class _Listener:
             raise
 
     async def _serve_one(self, reader: asyncio.StreamReader, connection: Connection, only_probes: bool) -> bool:
-        """Answer one request. Returns whether the connection remains open."""
+        """Answers one request. Returns whether the connection remains open."""
         connection.turn(waiting=True)
         first = await asyncio.wait_for(reader.read(1), IDLE_S if not only_probes else HEAD_S)
         if not first:
@@ -256,7 +256,7 @@ class _Listener:
         connection.is_writing = False
 
     def renew(self, security: Security) -> None:
-        """Use new certificates and passwords. Waiting connections end at once, others after their current reply."""
+        """Uses new certificates and passwords. Waiting connections end at once, others after their current reply."""
         self.security = security
         for connection in self._crowd.all():
             connection.is_old = True
@@ -264,7 +264,7 @@ class _Listener:
                 connection.break_off()
 
     def end(self) -> None:
-        """Accept no more connections, and close the existing ones."""
+        """Accepts no more connections, and closes the existing ones."""
         self._loop.remove_reader(self._listener)
         if self._again is not None:
             self._again.cancel()
@@ -273,7 +273,7 @@ class _Listener:
 
 
 async def _readable(client: socket.socket) -> None:
-    """Wait for the first byte or the end of a connection."""
+    """Waits for the first byte or the end of a connection."""
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
 
@@ -313,7 +313,7 @@ class HttpServer:
         socket_mode: int = 0o660,
         web_config: Path | None = None,
     ) -> None:
-        """Bind the sockets. `web_config`: TLS and passwords of the TCP port. The unix socket is protected by its file
+        """Binds the sockets. `web_config`: TLS and passwords of the TCP port. The unix socket is protected by its file
         mode.
 
         Raises ValueError (address, WebConfigError), OSError (in use, not permitted).
@@ -363,7 +363,7 @@ class HttpServer:
             await asyncio.wait(ending, timeout=END_S)
 
     def _reload(self) -> None:
-        """Use new certificates and passwords."""
+        """Uses new certificates and passwords."""
         assert self._config is not None and self._tcp is not None
         if self._config.turn():
             with contextlib.suppress(RuntimeError):  # the loop has already ended
@@ -389,7 +389,7 @@ class HttpServer:
             start(threading.Thread(target=repeat, args=args, name=self._reloading.name, daemon=True))
 
     def stop(self) -> None:
-        """Close every connection. A blocked worker ends with the process."""
+        """Closes every connection. A blocked worker ends with the process."""
         self._over.set()
         with contextlib.suppress(RuntimeError):  # the loop has already ended
             self._end()

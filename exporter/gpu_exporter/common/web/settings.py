@@ -48,7 +48,7 @@ class WebSettings(NamedTuple):
 
 
 def read_settings(path: Path, before: WebSettings | None = None) -> WebSettings:
-    """Read the file and the files that it names. `before`: the settings in use. Raises WebConfigError."""
+    """Reads the file and the files that it names. `before`: the settings in use. Raises WebConfigError."""
     data = _read(path, str(path))
     sections = _parse(path, data)
     kept: list[str] = []
@@ -75,7 +75,7 @@ def read_settings(path: Path, before: WebSettings | None = None) -> WebSettings:
 
 
 def strictness(tls: Mapping[str, str]) -> int:
-    """How strictly clients must identify themselves: the position of this setting in CLIENTS."""
+    """Strictness of the client authentication: the position of this setting in CLIENTS."""
     return list(CLIENTS).index(tls.get("client_auth_type") or "NoClientCert")
 
 

@@ -76,7 +76,7 @@ def propose_workers(case: CauseCase, *, adds: bool = False) -> Advice:
 
 
 def count_threads(case: CauseCase) -> int:
-    """How many threads each of its processes should have."""
+    """The number of threads that each process of the holder should have."""
     found = find_cpus(case)
     cpus = 1.0 if found is None else found.advised
     processes = max((max(1, each.ranks or 0) for each in case.seen), default=1)

@@ -1,4 +1,4 @@
-"""Evidence for the rules from the training loop's report (docs/torch.md). The job writes it, so it is only a claim."""
+"""Evidence for the rules from the training loop's report (docs/torch.md). The job writes it, so it is no proof."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def find_compute(case: CauseCase) -> TrainingPace | None:
 
 
 def describe_wait(pace: TrainingPace) -> str:
-    """Describe the share of each step in which the loop waits for data."""
+    """Describes the share of each step in which the loop waits for data."""
     rank = "" if pace.waiting_rank is None or pace.ranks < 2 else f" on rank {pace.waiting_rank}"
     unseen = "" if pace.is_gpu else " (the GPU may work meanwhile)"
     workers = pace.facts.get("num_workers")
@@ -35,7 +35,7 @@ def describe_wait(pace: TrainingPace) -> str:
 
 
 def judge_phase(case: CauseCase, name: str, phase: str) -> Cause | None:
-    """Return the cause `name` if the loop spends much of its steps in `phase`, otherwise None."""
+    """Returns the cause `name` if the loop spends much of its steps in `phase`, otherwise None."""
     pace = find_pace(case)
     share = None if pace is None else pace.phases.get(phase)
     if share is None or share < case.rules.phase_min:
@@ -52,7 +52,7 @@ def judge_phase(case: CauseCase, name: str, phase: str) -> Cause | None:
 
 
 def add_inside(case: CauseCase, cause: Cause) -> Cause:
-    """Add the loop's report to a cause of slow input. A wait for data raises the confidence, no wait lowers it.
+    """Adds the loop's report to a cause of slow input. A wait for data raises the confidence, no wait lowers it.
 
     The confidence of causes that delay a mark is never raised: a job could write a false report to get a delay.
     """

@@ -66,6 +66,6 @@ class CauseRules(NamedTuple):
 
 
 def cause_rules(settings: Settings) -> CauseRules:
-    """The rules with what a site has set."""
+    """The thresholds with the settings of a site."""
     off = frozenset(settings.diagnosis.without.replace(" ", "").split(","))
     return CauseRules(off, settings.causes.steps, settings.causes.start_max)

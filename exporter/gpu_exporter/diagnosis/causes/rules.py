@@ -43,7 +43,7 @@ NOT_BY_PROCESSES = INSIDE_RULES | {
 
 
 def _with_advice(cause: Cause) -> Cause:
-    """Add the advice from the table of meanings to a cause, unless its rule has set the advice ("" for no advice)."""
+    """Adds the advice from the table of meanings to a cause, unless its rule has set the advice ("" for no advice)."""
     return cause if cause.advice is not None else cause._replace(advice=advise(cause.name, dict(cause.values)))
 
 
@@ -54,7 +54,7 @@ def _with_limits(case: CauseCase, cause: Cause) -> Cause:
 
 
 def find_causes(case: CauseCase) -> Causes:
-    """Find the causes of one allocation's state, and the evidence that the rules lack."""
+    """Finds the causes of one allocation's state, and the evidence that the rules lack."""
     found: list[Cause] = []
     needs: dict[str, None] = {}
     for rule in RULES:

@@ -67,7 +67,7 @@ def find_cpus(case: CauseCase) -> Cpus | None:
 
 
 def find_short_of_cpu(case: CauseCase) -> str:
-    """Return OWN if the holder itself is short, SITE if others fill the host, NOBODY if not short or unknown."""
+    """Returns OWN if the holder itself is short, SITE if others fill the host, NOBODY if not short or unknown."""
     cpus = find_cpus(case)
     if cpus is None:
         return NOBODY
@@ -114,7 +114,7 @@ def waits_for_cpu(case: CauseCase, cpus: Cpus) -> bool | None:
 
 
 def find_short_of_memory(case: CauseCase) -> str:
-    """Return OWN if the holder recently came near its memory limit or was killed there, otherwise SITE."""
+    """Returns OWN if the holder recently came near its memory limit or was killed there, otherwise SITE."""
     if any(each.ooms for each in case.recent):
         return OWN
     return OWN if most_of_memory(case) >= case.rules.memory_near else SITE

@@ -8,7 +8,7 @@ from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
 
 
 def judge(case: CauseCase) -> Cause | Needs | None:
-    """Judge the cause from the reported steps, which are only the job's claim.
+    """Judges the cause from the reported steps, which are only the job's claim.
 
     A cause of low confidence is not published, so it cannot delay a mark. The claim delays a mark only if the site
     trusts it (`causes.steps`).

@@ -106,7 +106,7 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
 
 
 def _count_read(case: CauseCase) -> float:
-    """Bytes per second that the holder reads: from disks, or by read calls if these are visible and more."""
+    """Bytes per second that the holder reads: the larger of disk traffic and read calls."""
     files = case.recent[-1].files
     return max(case.average(lambda each: each.read) or 0.0, files.read_bytes if files is not None else 0.0)
 

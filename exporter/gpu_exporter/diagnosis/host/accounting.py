@@ -71,7 +71,7 @@ class Accounting(NamedTuple):
 
 
 def read_accounting(cgroups: Cgroups, place: PurePosixPath) -> Accounting:
-    """The accounting of one holder."""
+    """Reads the counters and the present values of one holder's cgroups."""
     files = cgroups.files
     places = cgroups.list_inner(place, INNER_MAX)
     main, used, limit = _find_memory(files, places)
@@ -158,9 +158,9 @@ def _read_cpu(cgroups: Cgroups, place: PurePosixPath) -> CpuCounters | None:
 def _find_memory(
     files: CgroupFiles, places: Sequence[PurePosixPath]
 ) -> tuple[PurePosixPath, float | None, float | None]:
-    """The innermost cgroup that has most of the memory, and the use and limit of one cgroup in bytes.
+    """The innermost cgroup with most of the memory, then use and limit of a cgroup in bytes.
 
-    Use and limit are from the cgroup that is nearest to its limit, among all cgroups that have most of the memory.
+    Use and limit belong to the cgroup nearest to its limit, among all cgroups with most of the memory.
     """
     names = ("memory.current", "memory.max", "memory.high") if files.is_v2 else V1_MEMORY  # both make tasks wait
     used = {place: number(files.text(MEMORY, place, names[0])) for place in places}
@@ -185,7 +185,7 @@ def _read_killed(files: CgroupFiles, places: Sequence[PurePosixPath]) -> float |
 
 
 def _read_reached(files: CgroupFiles, place: PurePosixPath) -> float | None:
-    """How often the memory limit was reached. Cgroup version 2 counts only the times when no memory could be freed."""
+    """Number of times at which the memory limit was reached. Version 2 counts only if no memory could be freed."""
     if files.is_v2:
         return field(files.text(MEMORY, place, "memory.events"), "oom")
     return number(files.text(MEMORY, place, "memory.failcnt"))

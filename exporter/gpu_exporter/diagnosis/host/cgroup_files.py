@@ -27,7 +27,7 @@ class CgroupFiles:
         return next((path for path in (self._root / name for name in names) if path.is_dir()), None)
 
     def text(self, names: tuple[str, ...], place: PurePosixPath, file: str) -> str | None:
-        """Read one file of a controller. None if the controller is missing, or if `read_text` returns None."""
+        """Reads one file of a controller. None if the controller is missing, or if `read_text` returns None."""
         tree = self.tree(names)
         return None if tree is None else read_text(tree / place / file)
 
@@ -63,14 +63,14 @@ class CgroupFiles:
         return sum(number(each[2]) or 0.0 for each in words if len(each) == 3 and each[1] == "Write")
 
     def _read_blkio(self, place: PurePosixPath) -> str | None:
-        """Read the traffic to block devices, including child cgroups. Kernels before 4.9 omit the children."""
+        """Reads the traffic to block devices, including child cgroups. Kernels before 4.9 omit the children."""
         name = "blkio.throttle.io_service_bytes"
         text = self.text(BLKIO, place, f"{name}_recursive")
         return self.text(BLKIO, place, name) if text is None else text
 
 
 def read_text(path: Path, *, truncates: bool = False) -> str | None:
-    """Read a file. None if it cannot be read or is longer than READ_MAX. `truncates`: cut a longer file instead."""
+    """Reads a file. None if it cannot be read or is longer than READ_MAX. `truncates`: cuts a longer file instead."""
     try:
         with path.open("rb") as file:
             data = file.read(READ_MAX)
@@ -116,5 +116,5 @@ def count(text: str | None) -> float | None:
 
 
 def least(*limits: float | None) -> float | None:
-    """The smallest of the limits that are known."""
+    """The smallest known limit; None if no limit is known."""
     return min((limit for limit in limits if limit is not None), default=None)

@@ -52,7 +52,7 @@ class Cgroups:
         self.files = CgroupFiles(root)
 
     def find(self, wanted: Collection[Who]) -> dict[Who, PurePosixPath]:
-        """Find the cgroups of these pods and jobs. If one has several, the outermost cgroup counts."""
+        """Finds the cgroups of these pods and jobs. If one has several, the outermost cgroup counts."""
         return self._look(wanted)[0]
 
     def list_pods(self, wanted: Set[str]) -> Set[str] | None:
@@ -61,7 +61,7 @@ class Cgroups:
         return {uid for _, uid in found} if is_all else None
 
     def _look(self, wanted: Collection[Who]) -> tuple[dict[Who, PurePosixPath], bool]:
-        """The result of `find`, and whether it proves that the others have no cgroup on the host."""
+        """The result of `find`. The second value is true if the other holders certainly have no cgroup on the host."""
         base = self.files.tree(CPUACCT)
         found: dict[Who, PurePosixPath] = {}
         if base is None:
@@ -114,12 +114,12 @@ class Cgroups:
         return Members(frozenset(found), is_all and walk.is_whole)
 
     def list_inner(self, place: PurePosixPath, most: int) -> list[PurePosixPath]:
-        """List a cgroup and its children, at most `most`. The limits of a pod may be set on its containers."""
+        """Lists a cgroup and its children, at most `most`. The limits of a pod may be set on its containers."""
         base = self.files.tree(CPU)
         return [place] if base is None else [place, *(place / inner for inner in _Walk(base / place, most - 1))]
 
     def read(self, place: PurePosixPath) -> CgroupReading | None:
-        """Read the present counters. None if the cgroup has ended or its CPU time cannot be read."""
+        """Reads the present counters. None if the cgroup has ended or its CPU time cannot be read."""
         files = self.files
         usage = field(files.text(CPUACCT, place, "cpu.stat"), "usage_usec") if files.is_v2 else None
         if not files.is_v2:

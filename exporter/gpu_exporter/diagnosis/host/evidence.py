@@ -52,7 +52,7 @@ class _WatchedHolder(NamedTuple):
 
 
 class EvidenceReader:
-    """Compares each look at a holder with the one before."""
+    """Reads the evidence of each holder's host: the difference between its last two looks."""
 
     def __init__(
         self, cgroups: Cgroups, clock: Clock, host_cpus: int, procfs: Path | None, *, with_files: bool = False
@@ -71,7 +71,7 @@ class EvidenceReader:
     def read(
         self, subjects: Iterable[HostSubject], places: Mapping[Who, PurePosixPath]
     ) -> Iterator[tuple[Who, HostEvidence]]:
-        """Yield each holder's evidence since its last look. Nothing at its first look, or before the next is due."""
+        """Yields each holder's evidence since its last look. Nothing at its first look, or before the next is due."""
         wanted = list(subjects)
         if not wanted:  # all holders are healthy
             self._watched = {}
@@ -179,7 +179,7 @@ def _choose(subject: HostSubject, members: Members | None) -> list[int]:
 
 
 def _choose_witnesses(subject: HostSubject, pids: Sequence[int]) -> tuple[Sequence[int], bool]:
-    """Choose the processes whose mounts are read. Returns them, and whether they show all mounts of the holder.
+    """Chooses the processes whose mounts are read. Returns them, and whether they show all mounts of the holder.
 
     A process on the GPU if possible, otherwise the newest processes, never the oldest, which is the pod's pause
     process. `pids`: as `_choose` returns them.

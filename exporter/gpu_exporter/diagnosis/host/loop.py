@@ -34,11 +34,11 @@ class Looks(Protocol):
 
 
 class HostNode(NamedTuple):
-    """Functions of the node for the threads. Some return the holders to read, the others take the results.
+    """Functions of the node that the threads call. Some return the holders to read, the others take the results.
 
-    `list_held`: the present allocations, and the number of GPUs. `list_suspects`: holders in a run without progress.
-    `hear`: takes the progress of such a holder. `list_subjects`: holders that do not use their GPUs well. `note`: takes
-    the evidence for the causes. `note_training`: takes the reports of a holder's training loop.
+    - `list_held`: the present allocations, and the number of GPUs. `list_suspects`: holders in a run without progress.
+    - `hear`: takes the progress of such a holder. `list_subjects`: holders that do not use their GPUs well.
+    - `note`: takes the evidence for the causes. `note_training`: takes the reports of a holder's training loop.
     """
 
     list_held: Callable[[], tuple[Collection[Allocation], int]]
@@ -68,7 +68,7 @@ class HostLoop:
         self._reader: threading.Thread | None = None  # the present reader of trainings
 
     def run(self, stop: threading.Event, node: HostNode) -> None:
-        """Read until `stop`. Training reports are read in a thread of their own.
+        """Reads until `stop`. Training reports are read in a thread of their own.
 
         A job can delay the reading of its report files, which must not delay the reading of hosts.
         """
@@ -86,7 +86,7 @@ class HostLoop:
             self._reader.join(END_S)
 
     def _keep_training(self, stop: threading.Event, node: HostNode) -> None:
-        """Run the thread that reads training reports. If a job's folder blocks it, start a new thread."""
+        """Runs the thread that reads training reports. If a job's folder blocks it, starts a new thread."""
         training = self._training
         if training is None or not (self._reader is None or training.leave_behind()):
             return

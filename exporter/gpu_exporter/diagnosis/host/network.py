@@ -91,7 +91,7 @@ def read_network(procfs: Procfs, pid: int, mounts: Collection[Mount] | None) -> 
 
 
 def _parse_interfaces(text: str | None) -> Interfaces | None:
-    """Parse /proc/PID/net/dev (proc_pid_net(5)): bytes received are in the first column, bytes sent in the ninth."""
+    """Parses /proc/PID/net/dev (proc_pid_net(5)): bytes received are in the first column, bytes sent in the ninth."""
     if text is None:
         return None
     found: dict[str, tuple[int, int]] = {}

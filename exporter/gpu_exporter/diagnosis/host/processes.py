@@ -57,7 +57,7 @@ class HolderProcesses:
         self._switches: dict[int, float] = {}
 
     def look(self, members: Members, gpus: Collection[RankedGpu] | None, span_s: float) -> ProcessEvidence:
-        """Read the processes once. `gpus`: the holder's GPUs, None if their processes are unknown.
+        """Reads the processes once. `gpus`: the holder's GPUs, None if their processes are unknown.
 
         `span_s`: seconds since the last reading.
         """
@@ -101,7 +101,7 @@ class HolderProcesses:
         others: Sequence[_Process],
         stats: Mapping[int, Stat],
     ) -> ProcessEvidence:
-        """Add the loaders to the evidence: processes with a loader's name.
+        """Adds the loaders to the evidence: processes with a loader's name.
 
         Without such a process, all processes that use CPU but not the GPU count as loaders.
         """
@@ -154,7 +154,7 @@ class HolderProcesses:
         return ""
 
     def _count_threads(self, evidence: ProcessEvidence, found: list[_Process]) -> ProcessEvidence:
-        """Add the runnable threads: all of the two busiest processes, and one for each other running process."""
+        """Adds the runnable threads: all of the two busiest processes, and one for each other running process."""
         runnable = sum(each.status == psutil.STATUS_RUNNING for each in found[BUSIEST:])
         left, is_all = THREADS_MAX, True
         for each in found[:BUSIEST]:

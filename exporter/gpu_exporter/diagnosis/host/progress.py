@@ -65,7 +65,7 @@ class ProgressReader:
     def read(
         self, suspects: Iterable[Suspect], places: Mapping[Who, PurePosixPath]
     ) -> Iterator[tuple[Who, HostProgress]]:
-        """Yield each suspect's activity since its last reading, nothing at its first. `places`: holders' cgroups."""
+        """Yields each suspect's activity since its last reading, nothing at its first. `places`: holders' cgroups."""
         before, self._looks = self._looks, {}
         for suspect in suspects:
             place = places.get(suspect.who)

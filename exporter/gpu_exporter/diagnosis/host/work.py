@@ -46,7 +46,7 @@ class HostWorks:
         self._pause_s = SEARCH_S
 
     def read(self, allocations: Iterable[Allocation], gpus: int) -> None:
-        """Read all cgroups once. `gpus`: the number of GPUs of the node."""
+        """Reads all cgroups once. `gpus`: the number of GPUs of the node."""
         parts: dict[Who, float] = {}
         for allocation in allocations:
             if (who := identify(allocation.holder)) is not None:
@@ -65,7 +65,7 @@ class HostWorks:
         self.works = works
 
     def _search(self, missing: Set[Who]) -> None:
-        """Search for the cgroups of `missing`, at most once a minute, and less often after a search without result."""
+        """Searches for the cgroups of `missing` at most once a minute; less often after a search without result."""
         now = self._clock.monotonic()
         if missing - self._missing:  # a new holder
             self._pause_s = SEARCH_S

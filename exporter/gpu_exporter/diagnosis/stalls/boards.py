@@ -36,11 +36,11 @@ class HeldBoard(NamedTuple):
 
 
 class _Board:
-    """One GPU. Times are in monotonic seconds.
+    """One GPU. Times are monotonic seconds.
 
-    `key`: the watched holder. `process_at`: the last time when the holder had a process on the GPU, or may have had
-    one. `is_left`: the holder provably has no process there now. `worked_at`: when the GPU last worked. `fault`,
-    `fault_at`: the GPU's last fault, and when it was reported.
+    - `key`: the watched holder. `process_at`: the last time at which the holder may have had a process on the GPU.
+    - `is_left`: the holder provably has no process on the GPU now. `worked_at`: when the GPU last worked.
+    - `fault`, `fault_at`: the GPU's last fault, and when it was reported.
     """
 
     def __init__(self, floor: BoardFloor) -> None:
@@ -67,7 +67,7 @@ class Boards:
         self._stopped: dict[HolderKey, tuple[float, int]] = {}  # when processes were last seen stopped, and how many
 
     def restore(self, floors: Mapping[UnitId, float]) -> None:
-        """Take over the boards' power at rest (watts) that the exporter saved before its restart."""
+        """Takes over the boards' power at rest (watts) that the exporter saved before its restart."""
         for unit, watts in floors.items():
             self._boards[unit] = _Board(BoardFloor(watts))
 
@@ -76,13 +76,13 @@ class Boards:
         return {unit: board.floor.seen_w for unit, board in self._boards.items() if board.floor.seen_w is not None}
 
     def drop(self, proven: Collection[tuple[UnitId, HolderKey]]) -> None:
-        """Stop watching all other holders."""
+        """Stops watching all other holders."""
         for unit, board in self._boards.items():
             if board.key is not None and (unit, board.key) not in proven:
                 board.key = board.watch = None
 
     def hold(self, held: Iterable[HeldBoard]) -> None:
-        """Watch these holders from the next reading on."""
+        """Watches these holders from the next reading on."""
         for each in held:
             board = self._boards.setdefault(each.unit, _Board(BoardFloor()))
             if board.key != each.key:
@@ -94,12 +94,12 @@ class Boards:
         self._stopped = {key: stopped for key, stopped in self._stopped.items() if key in keys}
 
     def note_fault(self, unit: UnitId, fault: str, at: float) -> None:
-        """Note a fault of a GPU: an XID, or no answer. `at`: monotonic seconds."""
+        """Notes a fault of a GPU: an XID, or no answer. `at`: monotonic seconds."""
         if (board := self._boards.get(unit)) is not None and board.fault_at < at:
             board.fault, board.fault_at = fault, at
 
     def read(self, snapshot: DeviceSnapshot, *, without_process: bool) -> tuple[HolderKey, SpinWatch] | None:
-        """Take one reading of a GPU. Returns the watched holder and its watch, None if no holder is watched.
+        """Takes one reading of a GPU. Returns the watched holder and its watch, None if no holder is watched.
 
         `without_process`: the GPU provably has no process with a context.
         """
@@ -132,7 +132,7 @@ class Boards:
         return (board.key, watch) if board.key is not None else None
 
     def _follow(self, unit: UnitId, board: _Board, watch: SpinWatch, effort: Effort) -> None:
-        """Update the holder's waits from a reading, and pass the state of its other GPUs to the watch."""
+        """Updates the holder's waits from a reading, and passes the state of its other GPUs to the watch."""
         if board.key is None or (waits := self._waits.get(board.key)) is None:
             return
         if watch.known_s >= SUSPECT_S and watch.begin is not None:
@@ -152,10 +152,10 @@ class Boards:
             watch.around = Around(proof, alone, waits.expected_s(), waits.waited)
 
     def _find_proof(self, key: HolderKey, board: _Board, others: Sequence[_Board], begin: float, now: float) -> str:
-        """Why a member of the gang (the processes that work together) cannot continue, "" if nothing proves it.
+        """The reason why a member of the gang (the processes that work together) cannot continue, "" without proof.
 
-        A process must have ended or stopped when the run began, and a fault must not be older than the run. Otherwise
-        they may have another reason.
+        Counts a process only if it had ended or stopped when the run began, and a fault only if it is not older than
+        the run.
         """
         for each in (board, *others):
             if each.fault_at >= begin - MINUTE_S:
@@ -170,7 +170,7 @@ class Boards:
         return ""
 
     def _make_watch(self, board: _Board, snapshot: DeviceSnapshot, at: float) -> SpinWatch:
-        """Make a watch for the present holder. Without a holder, it only learns the power at rest."""
+        """Makes a watch for the present holder. Without a holder, it only learns the power at rest."""
         work, held = WorkHistory(), board.held if board.key is not None else None
         limit_w = snapshot.effort.default_limit_w if snapshot.effort is not None else None
         watch = SpinWatch(self._rules, snapshot.identity.name, board.floor, work)
@@ -184,7 +184,7 @@ class Boards:
         return watch
 
     def hear(self, unit: UnitId, key: HolderKey, host: HostProgress) -> SpinWatch | None:
-        """Take a holder's activity on its host. Returns the holder's watch, None if the holder is not watched."""
+        """Takes a holder's activity on its host. Returns the holder's watch, None if the holder is not watched."""
         board = self._boards.get(unit)
         if board is None or board.key != key or board.watch is None:
             return None
@@ -201,8 +201,9 @@ class Boards:
         return waits.waited if (waits := self._waits.get(key)) is not None else Waited()
 
     def suspects(self) -> set[tuple[UnitId, HolderKey]]:
-        """The holders whose host must be read: in a run without progress, on a fully busy GPU whose progress cannot be
-        seen, or in a wait that may have just ended.
+        """The holders whose hosts must be read: in a run without progress, or in a wait that may have just ended.
+
+        Also holders of a fully busy GPU whose progress the exporter cannot see.
         """
         waiting = {key for key, waits in self._waits.items() if waits.is_open}
         return {

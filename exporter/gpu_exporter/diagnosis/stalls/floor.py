@@ -1,8 +1,8 @@
-"""Learns the power of one board at rest, only from time with utilization 0.
+"""Learns the power of a board at rest, only from time with utilization 0.
 
-The witness of idleness `power` learns from all time, because for that witness a value that is too high is a safe error.
-Here such a value is dangerous: if the exporter started during a job at 250 W, it would take 250 W as the power at rest,
-and later report a healthy job at 250 W as a stall.
+The witness of idleness `power` learns from all time: for it, a value that is too high is a safe error. Here a value
+that is too high is dangerous. If the exporter started during a job at 250 W, it would learn 250 W as the power at rest.
+Later it would report a healthy job at 250 W as a stall.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BoardFloor:
         self._recent: deque[float] = deque(maxlen=READINGS)
 
     def learn(self, power_w: float) -> None:
-        """Add the mean power of a step with utilization 0."""
+        """Adds the mean power of a step with utilization 0."""
         self._recent.append(power_w)
         if len(self._recent) == READINGS:
             median_w = sorted(self._recent)[READINGS // 2]

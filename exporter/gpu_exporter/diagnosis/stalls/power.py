@@ -27,7 +27,7 @@ class PowerSteps:
         self._ratios: list[float] = []
 
     def add(self, effort: Effort, spans: Sequence[Span]) -> PowerStep | None:
-        """The step that this reading completes, if any."""
+        """Adds a reading. Returns the step that this reading completes, None if it completes none."""
         if effort.power_w is None or effort.start != self._end:
             self._start, self._joules, self._ratios = effort.start, 0.0, []
         self._end = effort.end

@@ -95,7 +95,7 @@ class StallRules(NamedTuple):
 
 
 def stall_rules(settings: Settings) -> StallRules:
-    """The rules with what a site has set."""
+    """The thresholds with the settings of a site."""
     return StallRules(
         **settings.stalls._asdict(),
         gap_max=settings.ledger.idle_run_unknown_reset,

@@ -81,7 +81,7 @@ class HolderWaits:
         return max(rules.after, min(rules.wait_max, rules.wait_factor * max(self._lengths)))
 
     def spin(self, unit: UnitId, begin: float, memory: float | None) -> None:
-        """Note that a GPU is in a run without progress since `begin`. `memory`: bytes in use."""
+        """Notes that a GPU is in a run without progress since `begin`. `memory`: bytes in use."""
         if not self.is_open:
             self._is_known, self._is_broken, self._is_freed = True, False, False
         if unit not in self._since:
@@ -101,7 +101,7 @@ class HolderWaits:
         self._worked_s[unit] = self._worked_s.get(unit, 0.0) + seconds
 
     def note_memory(self, unit: UnitId, memory: float | None) -> None:
-        """Bytes in use on a GPU of the holder."""
+        """Notes the bytes in use on a GPU of the holder."""
         if not self.is_open or unit not in self._memory:
             return
         before = self._memory[unit]
@@ -109,7 +109,7 @@ class HolderWaits:
             self._is_freed = True
 
     def hear(self, host: HostProgress, members: set[UnitId]) -> None:
-        """Take one reading of the holder's host. `members`: the holder's GPUs here that may have a process."""
+        """Takes one reading of the holder's host. `members`: the holder's GPUs here that may have a process."""
         if not self.is_open or host.steps is not None:
             return
         if host.ended is None:

@@ -1,10 +1,8 @@
-"""Detects that a holder's GPU spins: it is fully busy at low, flat power, and no witness shows progress.
+"""Detects that a holder's GPU spins: it is fully busy at low, flat power, and no witness shows progress. Pure.
 
 A run of such seconds becomes a stall after `stalls.after`. Any witness of progress ends the run. A witness that was
-never known lowers the confidence by one step. A witness that was known and then is missing for `gap_max` ends the run,
-because it may have missed progress. docs/stalls.md has the sources of the rule, and other loads that look the same.
-
-Pure: no clock, no lock, no file.
+never known lowers the confidence by one step. If a known witness is missing for `gap_max`, the run ends, because the
+witness may have missed progress. docs/stalls.md has the sources of the rule, and other loads that look the same.
 """
 
 from __future__ import annotations
@@ -137,7 +135,7 @@ class SpinWatch:
         return SpinMemory(run.begin, run.until, run.known_s, all_known, self.is_stall, run.memory_bytes, self._sm)
 
     def resume(self, memory: SpinMemory, at: float) -> bool:
-        """Continue a run that was saved before a restart. Returns False if more than `gap_max` has passed."""
+        """Continues a run that was saved before a restart. Returns False if more than `gap_max` has passed."""
         if at - memory.until > self._rules.gap_max:
             return False
         self._run = self._new_run(memory.begin)
@@ -154,7 +152,7 @@ class SpinWatch:
         return True
 
     def read(self, effort: Effort, spans: Sequence[Span], contradiction: str) -> None:
-        """Take one reading of the GPU. `spans`: the known utilization since the last reading.
+        """Takes one reading of the GPU. `spans`: the known utilization since the last reading.
 
         `contradiction`: why this reading cannot show a stall, "" if it can.
         """
@@ -207,7 +205,7 @@ class SpinWatch:
             self._end(effort.end, missing)
 
     def _draws(self, power_w: float) -> bool:
-        """Whether a GPU that only waits never draws this power, whatever its rest is; false without a limit."""
+        """Whether a GPU that only waits never draws this power. False without a known power limit."""
         limit_w = self._default_w or 0.0
         share = HALF if limit_w > self._rules.small_board_watts else NEARLY_ALL
         return limit_w > 0.0 and power_w > share * limit_w
@@ -222,7 +220,7 @@ class SpinWatch:
         return is_moved or self._levels.width() > widest_w
 
     def hear(self, host: HostProgress) -> None:
-        """Take the holder's activity on its host."""
+        """Takes the holder's activity on its host."""
         rules, seen = self._rules, ""
         self._note_steps(host)
         known = {
@@ -254,7 +252,9 @@ class SpinWatch:
         return self._rules.cores_each * gpus + self._rules.cores_beside
 
     def _note_steps(self, host: HostProgress) -> None:
-        """Note since when the training loop has made no step. This is evidence if it made none in the whole run."""
+        """Notes the time since which the training loop has made no step. A whole run without a step is evidence of a
+        stall.
+        """
         if host.steps:
             self._has_stepped, self._silent_since = True, None
         elif host.steps == 0 and self._has_stepped and self._silent_since is None:
@@ -322,7 +322,7 @@ class SpinWatch:
         return confidence if self.is_stall else "low"
 
     def end(self, at: float, why: str) -> None:
-        """End the run: the GPU can no longer be watched."""
+        """Ends the run, because the GPU can no longer be watched."""
         self.unknown = why
         self._is_below = False
         self._end(at, why)
@@ -360,7 +360,7 @@ class SpinWatch:
         return floor_w + ratio * (limit_w - floor_w)
 
     def _learn(self, step: PowerStep) -> None:
-        """Learn the power at rest or at work from a step."""
+        """Learns the power at rest or at work from a step."""
         if step.ratios == (0.0, 0.0):
             self._floor.learn(step.power_w)
             return
@@ -410,7 +410,7 @@ class SpinWatch:
         return ""
 
     def _find_change(self, effort: Effort) -> str:
-        """Name the change since the run began that this reading shows, "" without a change."""
+        """Names the change since the run began that this reading shows, "" without a change."""
         rules, run = self._rules, self._run
         if run is None:
             return ""
@@ -429,7 +429,7 @@ class SpinWatch:
         return ""
 
     def _take(self, span: Span) -> None:
-        """Take the utilization of one span. It begins, continues or ends a run."""
+        """Takes the utilization of one span. It begins, continues or ends a run."""
         rules, run = self._rules, self._run
         if span.end <= span.start or span.end <= self._not_before:
             return
@@ -463,7 +463,7 @@ class SpinWatch:
                 self._end(span.end, f"mean utilization {mean:.1%} over a minute")
 
     def _judge_power(self, run: SpinRun, step: PowerStep) -> str:
-        """Why the power of this step proves that the GPU does not spin, "" if it does not prove it."""
+        """The reason why the power of this step proves that the GPU does not spin, "" if there is no such proof."""
         if step.start < run.begin:
             return ""  # a part of the step is before the run
         assert self._default_w is not None
@@ -476,7 +476,7 @@ class SpinWatch:
         return ""
 
     def _note(self, names: Iterable[str], start: float, end: float) -> None:
-        """Note that these witnesses are known over (start, end]."""
+        """Notes that these witnesses are known over (start, end]."""
         for name in names:
             if self._run is not None:
                 self._run.since.setdefault(name, start)
@@ -484,7 +484,7 @@ class SpinWatch:
             self._last[name] = end
 
     def _find_missing(self, run: SpinRun, at: float) -> str:
-        """Name a witness that was known before but is missing now, "" if none is missing.
+        """Name of a witness that was known before and is missing now, "" if none is missing.
 
         The host is read only during a run, every 30 s, so its witnesses may be older.
         """

@@ -9,7 +9,7 @@ BIN_RATIO = 0.02  # of the default limit; boards may draw up to twice the limit 
 
 
 class WorkHistory:
-    """Seconds by power, in bins of a share of the default limit."""
+    """Seconds spent at each level of power. The bins are shares of the default power limit."""
 
     def __init__(self) -> None:
         self._seconds = array("d", bytes(8 * BINS))

@@ -94,7 +94,7 @@ class TrainingReader:
         self._left: list[_FolderRead] = []  # by readers that were left behind
 
     def read(self, holders: Iterable[Who]) -> Iterator[tuple[Who, TrainingFiles]]:
-        """Yield the reports of each holder that has any; nothing before the next reading is due.
+        """Yields the reports of each holder that has any; nothing before the next reading is due.
 
         Ends if this reader has been left behind. Raises OSError if the mount table cannot be read.
         """
@@ -124,7 +124,7 @@ class TrainingReader:
                 yield who, found
 
     def _end(self, reading: _FolderRead) -> bool:
-        """Note that a folder has answered. Returns False if its reader has been left behind."""
+        """Notes that a folder has answered. Returns False if its reader has been left behind."""
         with self._lock:
             if self._reading is reading:
                 self._reading = None
@@ -133,7 +133,7 @@ class TrainingReader:
             return False
 
     def leave_behind(self) -> bool:
-        """Leave the present reader behind if its folder has not answered for STUCK_S. Returns whether it was left.
+        """Leaves the present reader behind if its folder has not answered for STUCK_S. Returns whether it was left.
 
         The caller then starts another reader, which skips this folder until the folder answers.
         """
@@ -156,7 +156,7 @@ class TrainingReader:
             return is_left
 
     def _say(self, who: Who, problem: str) -> None:
-        """Log each problem of a holder once, because several files may be refused in turn."""
+        """Logs each problem of a holder once, because several files may be refused in turn."""
         said = self._said.setdefault(who, set())
         if problem and problem not in said and len(said) < SAID_MAX:
             said.add(problem)
@@ -185,7 +185,7 @@ class TrainingReader:
             os.close(folder)
 
     def _find(self, who: Who) -> tuple[Path, Sequence[str]]:
-        """The folder of a holder, as a root and the parts of the path below it.
+        """The folder of a holder's reports, as a root and the parts of the path below it.
 
         Raises FileNotFoundError for a holder that cannot have such a folder, OSError for other errors.
         """
@@ -250,7 +250,7 @@ def _newest(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
 
 
 def _open_below(root: Path, parts: Sequence[str]) -> int:
-    """Open a folder below `root` without following a link. Raises OSError."""
+    """Opens a folder below `root` without following a link. Raises OSError."""
     handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in parts:
         try:
@@ -262,13 +262,13 @@ def _open_below(root: Path, parts: Sequence[str]) -> int:
 
 
 def _refuse_strangers(status: os.stat_result) -> None:
-    """Raise PermissionError if users other than root and the exporter's could have created the jobs' folders."""
+    """Raises PermissionError if users other than root and the exporter's could have created the jobs' folders."""
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & OTHERS_WRITE:
         raise PermissionError(1, "users other than root can write to the parent of the jobs' folders: chmod go-w")
 
 
 def _read(folder: int, name: str, owner: int | None, wall: float) -> tuple[bytes, float]:
-    """Read a file: its content, and its age in seconds. `owner`: uid of the owner, None to allow any owner.
+    """Reads a file: its content, and its age in seconds. `owner`: uid of the owner, None to allow any owner.
 
     Raises OSError, or ValueError if it is not a plain file of the job.
     """

@@ -43,7 +43,7 @@ class _Booked:
         self.seconds: dict[str, float] = {}
 
     def add(self, new: _ProcessTotals, old: _ProcessTotals | None) -> None:
-        """Add the increase of a process's counters since `old`. A counter that fell adds nothing."""
+        """Adds the increase of a process's counters since `old`. A counter that fell adds nothing."""
         self.steps += max(0, new.steps - (old.steps if old is not None else 0))
         before = old.seconds if old is not None else {}
         for name, value in new.seconds.items():
@@ -51,7 +51,7 @@ class _Booked:
 
 
 class _ProcessTotals(NamedTuple):
-    """What a process has counted so far."""
+    """Running totals of one process."""
 
     steps: int
     seconds: Mapping[str, float]
@@ -78,10 +78,10 @@ class _KeptTraining:
         self.stepped = files.monotonic - min(each.age_s for each in files.reports)
 
     def book(self, new: RankReport) -> None:
-        """Add the new steps and seconds of one process.
+        """Adds the new steps and seconds of one process.
 
-        Only the first GROUPS_MAX sets of GPUs count. Beyond PROCESSES_MAX processes, the one with the oldest report is
-        forgotten.
+        Counts only the first GROUPS_MAX sets of GPUs. Above PROCESSES_MAX processes, forgets the process with the
+        oldest report.
         """
         if new.gpus not in self.booked and len(self.booked) >= GROUPS_MAX:
             return
@@ -100,7 +100,7 @@ class NodeTraining:
         self._since = math.inf  # monotonic; of the first poll or look
 
     def note(self, who: Who, files: TrainingFiles) -> TrainingSteps | None:
-        """Keep one reading of the reports. Returns the steps since the last reading, None at the first one."""
+        """Keeps one reading of the reports. Returns the steps since the last reading, None at the first one."""
         kept = self._kept.get(who)
         self._since = min(self._since, files.monotonic)
         if kept is None:
@@ -123,7 +123,7 @@ class NodeTraining:
         return TrainingSteps(last.monotonic, files.monotonic, steps)
 
     def keep(self, present: Iterable[Allocation], now: float) -> None:
-        """Forget holders that have left, and holders without files for a while."""
+        """Forgets holders that have left, and holders without files for a while."""
         self._since = min(self._since, now)
         whos = {identify(allocation.holder) for allocation in present}
         self._kept = {

@@ -30,7 +30,7 @@ UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 
 
 def parse_report(data: bytes, age_s: float, name: str = "") -> RankReport:
-    """Parse one report. Raises ValueError if the format or the number of steps is invalid.
+    """Parses one report. Raises ValueError if the format or the number of steps is invalid.
 
     Unknown keys are ignored. Optional values that cannot be parsed become unknown. `name`: the file's name, which
     identifies the process if the report has no valid run.
@@ -86,7 +86,7 @@ def _seconds(value: Any) -> float | None:
 
 
 def _at_most(value: float | None, most: float | None) -> float | None:
-    """Return the value, None if it exceeds `most`, the total that contains it."""
+    """Returns the value, None if it exceeds `most`, the total that contains it."""
     return value if value is not None and most is not None and value <= most * 1.01 else None
 
 

@@ -1,1 +1,1 @@
-"""Takes GPUs back: proposes acts on underused holders, checks the proofs that an act needs, and acts."""
+"""Takes GPUs back: proposes actions on underused holders, checks the proofs that an action needs, and acts."""

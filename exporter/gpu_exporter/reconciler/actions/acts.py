@@ -1,7 +1,7 @@
-"""Begins acts and completes them: updates the journal, notifies the owner, logs and counts, in a fixed order.
+"""Begins actions and completes them: updates the journal, notifies the owner, logs and counts, in a fixed order.
 
-The journal entry is written before the act. Afterwards this process, or the next one after a crash, reads the live
-object and completes the entry. So no act is done twice, and every owner is notified.
+The journal entry is written before the action. Afterwards this process, or the next one after a crash, reads the live
+object and completes the entry. So no action is done twice, and every owner is notified.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused, guard
 
 log = logging.getLogger(__name__)
-LOST = "lost"  # the answer to an act did not arrive, so its effect is unknown
-MAY_BE_DONE = ("", "done", "unconfirmed", LOST)  # results of acts that may have freed GPUs
+LOST = "lost"  # the answer to an action did not arrive, so its effect is unknown
+MAY_BE_DONE = ("", "done", "unconfirmed", LOST)  # results of actions that may have freed GPUs
 HOLDERS_KEPT, NAMES_KEPT = 16, 1500  # limits of a journal entry: names of holders, and their characters together
 
 
 class ActionObserver(Protocol):
-    """Counts acts, and underused groups without an act. It is a Protocol because Telemetry imports this package."""
+    """Counts acts, and underused groups without an action. It is a Protocol because Telemetry imports this package."""
 
     def count_action(self, action: str, result: str) -> None:
-        """Count an act. `result`: done, unconfirmed, shadow, refused, or the `result` of a MarkError."""
+        """Counts an action. `result`: done, unconfirmed, shadow, refused, or the `result` of a MarkError."""
 
     def count_not_acted(self, reason: str) -> None:
-        """Count an underused group on which this cycle did not act, by reason."""
+        """Counts an underused group on which this cycle did not act, by reason."""
 
     def note_spared(self, decisions: Sequence[Decision], reason: str) -> None:
-        """Note the underused holders that keep their GPUs for this reason."""
+        """Notes the underused holders that keep their GPUs for this reason."""
 
 
 class Receipt(NamedTuple):
-    """The grounds for an act, for the audit log.
+    """The grounds for an action, for the audit log.
 
     `standing`: how often earlier decisions of the policy were right; None if the setting `override` is the ground.
     """
@@ -58,7 +58,7 @@ class Receipt(NamedTuple):
 
 
 class Acts:
-    """Begins acts, and completes the acts that have begun."""
+    """Begins actions, and completes the actions that have begun."""
 
     def __init__(
         self,
@@ -80,29 +80,30 @@ class Acts:
 
     @property
     def notes(self) -> set[str]:
-        """The notes on live objects that belong to the acts in the journal."""
+        """The notes on live objects that belong to the actions in the journal."""
         return {entry.note for entry in self._entries}
 
     def begun_within_an_hour(self) -> int:
         return begun_within(self._entries, self._clock.wall())
 
     def is_pending(self, title: str) -> bool:
-        """Whether an act on this target has begun, and its result is still unknown."""
+        """Whether an action on this target has begun, and its result is still unknown."""
         return any(not entry.told and entry.title == title for entry in self._entries)
 
     def freed(self) -> Sequence[tuple[float, int, Mapping[str, float]]]:
-        """The acts that may have had an effect: for each, its age (seconds), its GPUs, and the demand at that time by
-        pool.
+        """The actions that may have had an effect: for each, its age (seconds), its GPUs, and the demand at that time
+        by pool.
         """
         wall = self._clock.wall()
         entries = [entry for entry in self._entries if entry.told in MAY_BE_DONE]
         return [(max(0.0, wall - entry.wall), entry.gpus, dict(entry.waited_for)) for entry in entries]
 
     def begin(self, actor: Actor, proposal: Proposal, target: Target, receipt: Receipt) -> str:
-        """Write the journal entry, act, and complete the entry from the live object. Returns the result in the entry.
+        """Writes the journal entry, acts, and completes the entry from the live object. Returns the result in the
+        entry.
 
-        Returns LOST if the act failed without a clear answer and the live object does not show the result. Raises
-        Refused and MarkError if the act has not begun.
+        Returns LOST if the action failed without a clear answer and the live object does not show the result. Raises
+        Refused and MarkError if the action has not begun.
         """
         entry = actor.open_entry(target, secrets.token_hex(4), self._clock.wall())._replace(
             gpus=proposal.gpus,
@@ -132,7 +133,7 @@ class Acts:
         return next((each.told for each in self._entries if each.ident == entry.ident), "")
 
     def complete_all(self) -> None:
-        """Complete the acts that this process or an earlier one began. Raises MarkError for an unreadable journal."""
+        """Completes all actions that have begun, also in an earlier process. Raises MarkError: unreadable journal."""
         self._entries = self._journal.read()
         for entry in self._entries:
             if not entry.told and (actor := self._actors.get(entry.scheduler)) is not None:
@@ -140,7 +141,7 @@ class Acts:
         self._look_at_acts()
 
     def _complete(self, actor: Actor, entry: Entry) -> None:
-        """Complete an entry as soon as the live object shows the result. Raises nothing."""
+        """Completes an entry as soon as the live object shows the result. Raises nothing."""
         age_s = self._clock.wall() - entry.wall
         failed = "the object cannot be read, so the result is unknown"
         try:
@@ -148,9 +149,9 @@ class Acts:
             if sight == DONE:
                 since = utc(entry.since_wall).strftime("%Y-%m-%d %H:%MZ")
                 told = f"All of its {entry.gpus} GPUs were idle since {since}, and its owner was warned"
-                failed = "the act is done, but cannot be added to the record of decisions"
+                failed = "the action is done, but cannot be added to the record of decisions"
                 self._record.note_act(entry)
-                failed = "the act is done, but its owner could not be notified"
+                failed = "the action is done, but its owner could not be notified"
                 guard(actor.tell, entry, told)
         except (MarkError, Refused) as exc:
             is_over = age_s >= GIVE_UP_S
@@ -169,7 +170,7 @@ class Acts:
             self._finish(entry, "error" if sight == NOT_DONE else "unconfirmed")
 
     def _finish(self, entry: Entry, result: str) -> None:
-        """Write the result of an entry to the journal and the log, and count it."""
+        """Writes the result of an entry to the journal and the log, and counts it."""
         try:
             self._journal.complete(entry.ident, result)
         except MarkError as exc:  # the next cycle tries again
@@ -186,7 +187,7 @@ class Acts:
                 self._audit.note_result(HolderName(entry.scheduler, entry.namespace, name), facts)
 
     def _look_at_acts(self) -> None:
-        """Check whether owners have resumed what the reconciler suspended or stopped."""
+        """Checks whether owners have resumed what the reconciler suspended or stopped."""
         for entry in self._record.acts_due():
             actor = self._actors.get(entry.scheduler)
             if actor is None or not entry.target.kind:  # a cancelled job cannot be resumed
@@ -206,7 +207,7 @@ class Acts:
                 self._record.note_gone(entry)
 
     def _note_begin(self, proposal: Proposal, entry: Entry, receipt: Receipt) -> bool:
-        """Write the coming act and its proofs to the audit log. Returns False if this failed."""
+        """Writes the coming action and its proofs to the audit log. Returns False if this failed."""
         if self._audit is None:
             return True
         is_written = True

@@ -30,7 +30,7 @@ class Proven(NamedTuple):
 
 
 class ProofAsker:
-    """Remembers which proposals come next, the warnings so far, and the last failure of a source."""
+    """Remembers the order of the proposals, the warnings of the owners, and the last failure of a source."""
 
     def __init__(self, proofs: Proofs, clock: Clock, *, asks_demand: bool) -> None:
         self._proofs = proofs
@@ -50,7 +50,7 @@ class ProofAsker:
         return [*proposals[first:], *proposals[:first]][:ASKED_MAX]
 
     def ask(self, proposals: Sequence[Proposal]) -> Proven:
-        """Read the proofs for these proposals. Raises Refused for PATIENCE_S after a source failed."""
+        """Reads the proofs for these proposals. Raises Refused for PATIENCE_S after a source failed."""
         if self._trouble is not None and self._clock.monotonic() < self._trouble[0]:
             raise Refused("proof", self._trouble[1])
         self._trouble = None
@@ -60,12 +60,12 @@ class ProofAsker:
             raise self.note_trouble(exc) from exc
 
     def object_to_trouble(self) -> None:
-        """Raise Refused if a source has failed in this cycle."""
+        """Raises Refused if a source has failed in this cycle."""
         if self._trouble is not None:
             raise Refused("proof", self._trouble[1])
 
     def note_trouble(self, trouble: AnswerError) -> Refused:
-        """Query no source for PATIENCE_S. Returns the reason why nothing is done during this time."""
+        """Queries no source for PATIENCE_S. Returns the reason why nothing is done during this time."""
         self._trouble = self._clock.monotonic() + PATIENCE_S, str(trouble)
         return Refused("proof", str(trouble))
 

@@ -12,7 +12,7 @@ FREED_S = 6 * 3600.0  # after this time, freed GPUs no longer reduce the demand
 
 
 class _Freed(NamedTuple):
-    """GPUs of a pool that were taken back at `at` (monotonic seconds).
+    """GPUs of a pool that the reconciler took back at `at` (monotonic seconds).
 
     `waiting`: GPUs that pods or jobs waited for at that time.
     """
@@ -34,7 +34,7 @@ class FreedGpus:
         self._freed: list[_Freed] = []
 
     def observe(self, demand: Iterable[Mapping[str, float]]) -> None:
-        """Forget freed GPUs when the demand has fallen by their number, or after FREED_S.
+        """Forgets freed GPUs when the demand has fallen by their number, or after FREED_S.
 
         `demand`: for each holder of this cycle, the GPUs that others wait for, by pool.
         """
@@ -51,8 +51,8 @@ class FreedGpus:
     def wanted(self, by_holder: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """GPUs that others wait for, minus the GPUs already taken back, by pool.
 
-        `by_holder`: for each holder, the GPUs that others wait for, by pool. A pool is left out if it is missing for
-        one of these holders, or if less than one GPU remains.
+        `by_holder`: for each holder, the GPUs that others wait for, by pool. Omits a pool that is missing for one of
+        these holders, and a pool with less than one GPU remaining.
         """
         pools = set(by_holder[0]).intersection(*by_holder[1:]) if by_holder else set()
         found: dict[str, float] = {}
@@ -64,7 +64,7 @@ class FreedGpus:
         return found
 
     def note(self, gpus: int, waited_for: Mapping[str, float], age_s: float = 0.0) -> None:
-        """Note that `gpus` GPUs were taken back `age_s` seconds ago, or may have been."""
+        """Notes that `gpus` GPUs were taken back `age_s` seconds ago, or may have been."""
         at = self._clock.monotonic() - age_s
         self._freed += [_Freed(at, pool, gpus, waiting) for pool, waiting in waited_for.items()]
 

@@ -1,4 +1,4 @@
-"""The conditions before an act. Each gate checks one condition, and raises Refused with the reason if it fails."""
+"""The conditions before an action. Each gate checks one condition, and raises Refused with the reason if it fails."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Gates:
         return {name: warnings[name] for name in proposal.names}
 
     def object_to_record(self, proposal: Proposal) -> PolicyStanding | None:
-        """Raise Refused unless the record of the policies allows an act. Returns the record; None if the site's setting
-        `override` replaces it.
+        """Raises Refused unless the record of the policies allows an action. Returns the record; None if the site's
+        setting `override` replaces it.
 
         Even with `override`, a group keeps its GPUs for the first hour after it became underused.
         """
@@ -72,7 +72,7 @@ class Gates:
         return min(found)
 
     def object_to_work(self, proposal: Proposal, target: Target) -> None:
-        """Raise Refused if a member without GPUs works, or if a holder works on its host.
+        """Raises Refused if a member without GPUs works, or if a holder works on its host.
 
         Raises AnswerError.
         """
@@ -117,7 +117,7 @@ class Gates:
                 raise Refused("beside", f"{part.name} has no GPU, and read or wrote {moved} in the idle time")
 
     def object_to_age(self, fresh: Mapping[HolderName, Decision]) -> None:
-        """Raise Refused if the last sample of any GPU is older than ACT_FRESH_S."""
+        """Raises Refused if the last sample of any GPU is older than ACT_FRESH_S."""
         wall = self._clock.wall()
         for decision in fresh.values():
             ages = [max(0.0, unit.sample_age_s) for unit in decision.units if unit.sample_age_s is not None]

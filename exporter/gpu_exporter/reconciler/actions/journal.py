@@ -1,4 +1,4 @@
-"""The journal of acts. An entry is written before each act and completed after it; every cycle checks it. Pure.
+"""The journal of actions. An entry is written before each action and completed after it; every cycle checks it. Pure.
 
 The journal is a short text that survives a restart: an annotation of the leader's Lease, or a file. After a crash or a
 lost answer, the next cycle completes the entry from the live object. The hourly limits are counted from the journal, so
@@ -29,7 +29,7 @@ VERSION = 1
 
 
 class Journal:
-    """The entries, oldest first. Every call may raise MarkError. Then nothing was saved, and no act may begin."""
+    """The entries, oldest first. Every call may raise MarkError. Then nothing was saved, and no action may begin."""
 
     def __init__(self, texts: TextPlace) -> None:
         self._texts = texts
@@ -38,17 +38,17 @@ class Journal:
         return parse(self._texts.read_text(KEY))
 
     def begin(self, entry: Entry) -> None:
-        """Add an entry. The oldest completed entries are removed to make room."""
+        """Adds an entry. The oldest completed entries are removed to make room."""
         entries = list(self.read())
         while len(entries) >= ENTRIES_MAX:
             oldest = next((each for each in entries if each.told), None)
             if oldest is None:
-                raise MarkError("limit", f"{len(entries)} acts have begun, and their results are not known yet")
+                raise MarkError("limit", f"{len(entries)} actions have begun, and their results are not known yet")
             entries.remove(oldest)
         self._write([*entries, entry])
 
     def complete(self, ident: str, told: str) -> None:
-        """Write the result of an entry."""
+        """Writes the result of an entry."""
         self._write(each._replace(told=told) if each.ident == ident else each for each in self.read())
 
     def _write(self, entries: Iterable[Entry]) -> None:
@@ -56,9 +56,9 @@ class Journal:
 
 
 def begun_within(entries: Sequence[Entry], wall: float, seconds: float = HOUR_S) -> int:
-    """How many acts began in the last `seconds` before `wall`.
+    """The number of actions that began in the last `seconds` before `wall`.
 
-    Acts with a time in the future count too, because a clock was wrong.
+    Actions with a time in the future count too, because a clock was wrong.
     """
     return sum(wall - entry.wall < seconds for entry in entries)
 
@@ -71,7 +71,7 @@ def parse(text: str, longest: int = TEXT_MAX) -> tuple[Entry, ...]:
     """The entries of a text.
 
     `longest`: the maximum length of the text (characters). Raises MarkError for a longer text and for another format,
-    because it is then unknown which acts have begun.
+    because it is then unknown which actions have begun.
     """
     if not text:
         return ()
@@ -83,7 +83,7 @@ def parse(text: str, longest: int = TEXT_MAX) -> tuple[Entry, ...]:
             raise MarkError("journal", f"the journal has version {kept['v']!r}, this release reads version {VERSION}")
         return tuple(_entry(*row) for row in kept["entries"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
-        remedy = f"check which acts were done, then remove it (key {KEY})"
+        remedy = f"check which actions were done, then remove it (key {KEY})"
         raise MarkError("journal", f"the journal cannot be read ({type(exc).__name__}); {remedy}") from exc
 
 

@@ -1,4 +1,4 @@
-"""Limits the acts and reads of the reconciler per cycle and per hour, and pauses a target after a failed attempt."""
+"""Limits the actions and reads of the reconciler per cycle and per hour, and pauses a target after a failed attempt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ActionLimits:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._shadowed: deque[float] = deque()  # when each act of mode shadow was counted (monotonic)
+        self._shadowed: deque[float] = deque()  # when each action of mode shadow was counted (monotonic)
         self._failed_at: dict[str, float] = {}  # monotonic, by title
         self._read_at: dict[str, float] = {}  # monotonic, by title: when the target was read last
         self._acts_left = 0
@@ -31,7 +31,7 @@ class ActionLimits:
         self._until = 0.0  # monotonic
 
     def begin_cycle(self, titles: Collection[str]) -> None:
-        """Reset the counts of a cycle. `titles`: of all proposals, including those that later cycles handle."""
+        """Resets the counts of a cycle. `titles`: of all proposals, including those that later cycles handle."""
         now = self._clock.monotonic()
         while self._shadowed and now - self._shadowed[0] >= HOUR_S:
             self._shadowed.popleft()
@@ -40,13 +40,13 @@ class ActionLimits:
         self._acts_left, self._reads_left, self._until = self._settings.cycle_max, TARGETS_MAX, now + WITHIN_S
 
     def last_read(self, title: str) -> float:
-        """When this target was read last (monotonic seconds), -inf if never."""
+        """Time at which this target was last read (monotonic seconds), -inf if never."""
         return self._read_at.get(title, -math.inf)
 
     def object_to(self, title: str, begun: int | None) -> None:
-        """Raise Refused if a limit is reached.
+        """Raises Refused if a limit is reached.
 
-        `begun`: acts of the last hour according to the journal; None in mode shadow.
+        `begun`: actions of the last hour according to the journal; None in mode shadow.
         """
         now = self._clock.monotonic()
         if now - self._failed_at.get(title, -math.inf) < FAILED_S:
@@ -60,21 +60,21 @@ class ActionLimits:
             raise Refused("limit", "actions.cycle_max or actions.hour_max is reached")
 
     def object_to_reading(self) -> None:
-        """Raise Refused if this cycle has read enough targets."""
+        """Raises Refused if this cycle has read enough targets."""
         if self._reads_left <= 0:
             raise Refused("limit", f"this cycle has read {TARGETS_MAX} targets; the next cycle continues")
 
     def note_reading(self, title: str) -> None:
-        """This target is read now."""
+        """Notes that this target is read now."""
         self._reads_left -= 1
         self._read_at[title] = self._clock.monotonic()
 
     def note_act(self, *, is_shadow: bool = False) -> None:
-        """Count one act, or in mode shadow the act that mode act would do."""
+        """Counts one action, or in mode shadow the action that mode act would do."""
         self._acts_left -= 1
         if is_shadow:
             self._shadowed.append(self._clock.monotonic())
 
     def note_failure(self, title: str) -> None:
-        """Note that an attempt on this target failed because of the target itself."""
+        """Notes that an attempt on this target failed because of the target itself."""
         self._failed_at[title] = self._clock.monotonic()

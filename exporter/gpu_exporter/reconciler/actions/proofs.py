@@ -1,4 +1,4 @@
-"""Reads the proofs that an act needs from Alertmanager and from the PromQL API:
+"""Reads the proofs that an action needs from Alertmanager and from the PromQL API:
 
 - The owner was warned, and for long enough.
 - Pods or jobs wait for GPUs of the same pool.
@@ -122,7 +122,7 @@ class Proofs:
         return found
 
     def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
-        """By holder and by pool of its GPUs, the number of GPUs that others waited for during all of WAITED."""
+        """The number of GPUs that others waited for during all of WAITED, by holder and pool of its GPUs."""
         demand: defaultdict[HolderName, dict[str, float]] = defaultdict(dict)
         clusters: set[str] = set()
         for of_these in restrict(names):
@@ -139,9 +139,7 @@ class Proofs:
         return demand
 
     def read_host_work(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, Work]]:
-        """What these holders now do on their hosts, by node, or by the exporter's `instance` if the label `node` is
-        missing.
-        """
+        """The present work of these holders on their hosts, by node; by `instance` if the label `node` is missing."""
         found: defaultdict[HolderName, dict[str, Work]] = defaultdict(dict)
         for of_these in restrict(names):
             matcher = ",".join(part for part in (self._matcher, of_these) if part)
@@ -192,9 +190,7 @@ class Proofs:
         }
 
     def _ask(self, query: str, clusters: Collection[str] = ()) -> list[VectorRow]:
-        """Run a query, return its rows. Raises AnswerError if the rows and `clusters` together name several
-        clusters.
-        """
+        """Returns the rows of a query. Raises AnswerError if the rows and `clusters` together name several clusters."""
         rows = parse_vector(
             self._fetch(self._prometheus.page("/api/v1/query"), {"query": query}, ANSWER_MAX, WITHIN_S), query
         )

@@ -1,7 +1,8 @@
-"""Proposes acts on holders that are marked underused: one proposal for each target. Pure.
+"""Proposes actions on holders that are marked underused: one proposal for each target. Pure.
 
 A target is proposed only if it can be resumed, or if the site names it. A Deployment, a server or a pod without a
-controller is never proposed. A proposal only names the target: the live target later shows whether the act is allowed.
+controller is never proposed. A proposal only names the target: the live target later shows whether the action is
+allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gpu_exporter.reconciler.evidence.records import HolderName
 
 
 class Proposal(NamedTuple):
-    """The possible acts on one target.
+    """The possible actions on one target.
 
     `possible`: some of ACTIONS. `decisions`: on the underused holders of the target.
     """
@@ -68,14 +69,14 @@ class Spared(NamedTuple):
 
 
 def allowed_kinds(text: str) -> tuple[str, ...]:
-    """The acts that the setting actions.kinds names."""
+    """The actions that the setting actions.kinds names."""
     return tuple(text.replace(",", " ").split())
 
 
 def propose(decisions: Iterable[Decision], verbs: Sequence[str]) -> tuple[list[Proposal], list[Spared]]:
     """The proposals for holders that are marked underused, the longest idle first; and the groups that are spared.
 
-    `verbs`: acts that the site allows.
+    `verbs`: actions that the site allows.
     """
     groups: defaultdict[tuple[str, str, Reference | str], list[Decision]] = defaultdict(list)
     for decision in decisions:
@@ -97,7 +98,7 @@ def propose(decisions: Iterable[Decision], verbs: Sequence[str]) -> tuple[list[P
 
 
 def what_may_follow(decision: Decision, settings: Actions) -> str:
-    """The act that may follow for an underused holder, in words; "" for other stages, and if actions are off."""
+    """The action that may follow for an underused holder, in words; "" for other stages, and if actions are off."""
     if settings.mode == "none" or decision.stage != UNDERUSED:
         return ""
     answer = _allowed(decision, allowed_kinds(settings.kinds))
@@ -110,7 +111,7 @@ def what_may_follow(decision: Decision, settings: Actions) -> str:
 
 
 def _propose(decisions: Sequence[Decision], verbs: Sequence[str]) -> Proposal | Skipped:
-    """The proposal for the holders of one group, or the reason why no act is proposed."""
+    """The proposal for the holders of one group, or the reason why no action is proposed."""
     answers = [_allowed(decision, verbs) for decision in decisions]
     if held := [answer for answer in answers if isinstance(answer, Skipped)]:
         return held[0]
@@ -124,7 +125,7 @@ def _propose(decisions: Sequence[Decision], verbs: Sequence[str]) -> Proposal | 
 
 
 def _allowed(decision: Decision, verbs: Sequence[str]) -> tuple[Reference, tuple[str, ...]] | Skipped:
-    """The target of a holder and the possible acts. Does not check other members of its group."""
+    """The target of a holder and the possible actions. Does not check other members of its group."""
     around = decision.around
     if around is None:
         return Skipped("unknown", "its surroundings are not known")
@@ -135,5 +136,5 @@ def _allowed(decision: Decision, verbs: Sequence[str]) -> tuple[Reference, tuple
         return Skipped("kind", f"actions.kinds allows none of {', '.join(around.possible)}")
     fitting = tuple(verb for verb in allowed if around.kind in CLASSES_OF[verb])
     if not fitting:
-        return Skipped("class", f"no allowed act applies to its class, {around.kind}")
+        return Skipped("class", f"no allowed action applies to its class, {around.kind}")
     return around.target, fitting

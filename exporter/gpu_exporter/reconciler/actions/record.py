@@ -1,8 +1,8 @@
 """The record of each policy: the outcomes of its decisions in the last days, by class and tenant. It survives restarts.
 
-A policy may act only if its record is good. At least three tenants are needed, and one tenant counts for at most a
-fifth of the decisions. The reconciler does not act on a tenant with too many regrets. The worst such tenant is left out
-of the record that counts for the others.
+A policy may act only if its record is good. It needs at least three tenants, and one tenant counts for at most a fifth
+of the decisions. The reconciler does not act on a tenant with too many regrets. The record for the other tenants
+excludes the worst such tenant.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ LOOK_MAX_S = 120.0  # a longer time between two cycles does not count as running
 ACTS_MAX = 256
 ACT_KEEP_S = DAY_S  # an owner who resumes a suspended object does so within a day
 ACT_LOOK_S = 300.0
-LOOKS_MAX = 32  # acts that are checked per cycle
-RESUMED_MIN = 5  # with fewer acts, the share of resumed acts does not count
+LOOKS_MAX = 32  # actions that are checked per cycle
+RESUMED_MIN = 5  # with fewer actions, the share of resumed actions does not count
 DECIDED, ACTED, RESUMED = "decided", "acted", "resumed"
 COUNTS = (DECIDED, *OUTCOMES, ACTED, RESUMED)
 VERSION = 1
@@ -97,7 +97,7 @@ class Record:
         self._clear()
 
     def forget(self) -> None:
-        """Forget the record while another process decides. This process reads it again when it decides itself."""
+        """Forgets the record while another process decides. This process reads it again when it decides itself."""
         if self._place is not None:
             self._clear()
             self._observer.forget()
@@ -108,7 +108,7 @@ class Record:
         self._totals: defaultdict[tuple[str, str], list[int]] = defaultdict(_zeros)  # by policy and class, for ever
         self._present: defaultdict[int, float] = defaultdict(float)  # seconds, by hour
         self._acts: dict[str, Entry] = {}
-        self._looked: dict[str, float] = {}  # by ident of an act: when it was last checked (monotonic)
+        self._looked: dict[str, float] = {}  # by ident of an action: when it was last checked (monotonic)
         self._is_loaded = self._place is None
         self._is_changed, self._saved_at = True, -math.inf  # monotonic
 
@@ -149,9 +149,9 @@ class Record:
         self._observer.count_dropped(what, number)
 
     def note_act(self, entry: Entry) -> None:
-        """Count a completed act. For one day, later cycles check whether its owner resumes the target.
+        """Counts a completed action. For one day, later cycles check whether its owner resumes the target.
 
-        Counts each act only once. Raises MarkError while the record cannot be read.
+        Counts each action only once. Raises MarkError while the record cannot be read.
         """
         self._load()
         if not self._is_loaded:
@@ -165,7 +165,7 @@ class Record:
         self._save()
 
     def acts_due(self) -> list[Entry]:
-        """The acts whose targets must be checked now."""
+        """The actions whose targets must be checked now."""
         now, wall = self._clock.monotonic(), self._clock.wall()
         self._acts = {ident: entry for ident, entry in self._acts.items() if wall - entry.wall < ACT_KEEP_S}
         self._looked = {ident: at for ident, at in self._looked.items() if ident in self._acts}
@@ -175,16 +175,16 @@ class Record:
         return due
 
     def note_resumed(self, entry: Entry) -> None:
-        """Count an act whose target was resumed by its owner."""
+        """Counts an action whose target was resumed by its owner."""
         self._acts.pop(entry.ident, None)
         self._count(Account(*entry.record), RESUMED)
 
     def note_gone(self, entry: Entry) -> None:
-        """Drop an act whose target no longer exists, because its owner cannot resume it."""
+        """Drops an action whose target no longer exists, because its owner cannot resume it."""
         self._acts.pop(entry.ident, None)
 
     def why_not(self, account: Account, settings: Actions) -> Skipped | PolicyStanding:
-        """The record of a policy, class and tenant, or the reason why this record does not allow an act yet."""
+        """The record of a policy, class and tenant, or the reason why this record does not allow an action yet."""
         if not self._is_loaded:
             return Skipped("proof", f"the record of earlier decisions cannot be read: {self._trouble}")
         span = format_duration(settings.shadow_for)
@@ -212,11 +212,11 @@ class Record:
             return Skipped("regret", f"after {share} decisions {what}, the holder worked again soon")
         acted, resumed = (self._sum(account, first, count) for count in (ACTED, RESUMED))
         if acted >= RESUMED_MIN and resumed > settings.resumed_max * acted:
-            return Skipped("resumed", f"{resumed} of {acted} acts {what} were undone by their owners")
+            return Skipped("resumed", f"{resumed} of {acted} actions {what} were undone by their owners")
         return standing
 
     def _tenants(self, account: Account, first: int) -> dict[str, PolicyStanding]:
-        """By tenant: the number of decisions with outcome `right` or `regret`, and the number of regrets."""
+        """The numbers of `right` or `regret` decisions and of regrets, by tenant."""
         found: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         for day, counts in self._days.items():
             for (policy, kind, tenant), numbers in counts.items() if day >= first else ():
@@ -239,7 +239,7 @@ class Record:
             self._fold(day, TENANTS_MAX)
 
     def _fold(self, day: defaultdict[Account, list[int]], most: int) -> None:
-        """Count some tenants of a day as OTHER, so that each policy and class names at most `most` tenants.
+        """Counts some tenants of a day as OTHER, so that each policy and class names at most `most` tenants.
 
         Tenants without regrets are folded first, and among them those with the fewest decisions.
         """
@@ -257,12 +257,12 @@ class Record:
                 self.count_dropped(TENANTS, len(folded))
 
     def _drop_act(self) -> None:
-        """Drop the oldest act. The record then cannot show whether its owner resumes the target."""
+        """Drops the oldest action. The record then cannot show whether its owner resumes the target."""
         del self._acts[next(iter(self._acts))]
         self.count_dropped(ACTS, 1)
 
     def _load(self) -> None:
-        """Read the record of the previous process. If this fails, the next cycle tries again."""
+        """Reads the record of the previous process. If this fails, the next cycle tries again."""
         if self._is_loaded or self._place is None:
             return
         try:
@@ -299,7 +299,7 @@ class Record:
         """The record as a text of at most `longest` characters.
 
         Drops parts in the order of DROPPED. Watches are dropped first, because there are many. Days are dropped last,
-        because without them no act is allowed for two weeks.
+        because without them no action is allowed for two weeks.
         """
         text = self._render()
         while len(text) > longest and self.watches.open:
@@ -347,7 +347,7 @@ class Record:
         return base64.b64encode(packed).decode()
 
     def _restore(self, text: str) -> None:
-        """Fill the record from its text. Raises MarkError for a text in another format."""
+        """Fills the record from its text. Raises MarkError for a text in another format."""
         try:
             unpack = zlib.decompressobj()
             data = unpack.decompress(base64.b64decode(text, validate=True), PLAIN_MAX)
@@ -412,11 +412,10 @@ def _counts(numbers: Iterable[Any]) -> list[int]:
 
 
 def _pool(tenants: dict[str, PolicyStanding], regret_max: float) -> PolicyStanding | None:
-    """The record of all tenants together; None for fewer than TENANTS_MIN tenants. Each tenant counts for at most a
-    fifth.
+    """The record of all tenants together; None for fewer than TENANTS_MIN tenants.
 
-    The tenant with the largest share of regrets is left out if it has too many regrets. So it cannot prevent acts on
-    other tenants.
+    Each tenant counts for at most a fifth. If the tenant with the largest share of regrets has too many, it is
+    excluded. So it cannot prevent actions on other tenants.
     """
     counted = dict(tenants)
     worst = max(counted, key=lambda tenant: (counted[tenant].regrets / counted[tenant].decisions, tenant), default="")

@@ -1,6 +1,6 @@
 """Acts on holders that are marked underused; in mode shadow, logs and counts what mode act would do.
 
-Each proposal passes the gates in order. Each cycle first completes the acts that an earlier cycle or process began.
+Each proposal passes the gates in order. Each cycle first completes the actions that an earlier cycle or process began.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard
 
 log = logging.getLogger(__name__)
-READ_S = 5.0  # a target that was read longer ago is read again before the act
+READ_S = 5.0  # a target that was read longer ago is read again before the action
 # Results that are not the target's fault: the next cycle may try again.
 NOT_ITS_FAULT = ("conflict", "fenced", "journal", "limit", "throttled")
 SAID_MAX = 1000  # holders whose last logged reason is remembered
@@ -66,7 +66,7 @@ class ActionRunner:
         self._said: dict[str, str] = {}  # by title, the reason that was logged last
 
     def run(self, decisions: Collection[Decision]) -> None:
-        """Run one cycle for the holders that are marked underused. Raises nothing."""
+        """Runs one cycle for the holders that are marked underused. Raises nothing."""
         try:
             self._run(decisions)
         except Exception:  # the marks of this cycle remain, and those of the next must not wait for it
@@ -109,8 +109,8 @@ class ActionRunner:
                     return
 
     def _complete_all(self) -> FreedGpus:
-        """Complete the acts that have begun. Returns the GPUs that were freed. Raises MarkError if it cannot read the
-        journal.
+        """Completes the actions that have begun. Returns the GPUs that were freed. Raises MarkError if it cannot read
+        the journal.
         """
         acts = self._parts.acts
         if acts is not None:
@@ -122,7 +122,7 @@ class ActionRunner:
         return self._freed
 
     def _consider(self, proposal: Proposal, proven: Proven, freed: FreedGpus) -> None:
-        """Check all gates, then act. Raises Refused, MarkError, AnswerError."""
+        """Checks all gates, then acts. Raises Refused, MarkError, AnswerError."""
         gates, acts, actor = self._parts.gates, self._parts.acts, self._find_actor(proposal)
         self._object_to_limits(proposal)
         warned = gates.object_to_warnings(proposal, proven.warnings)
@@ -152,7 +152,7 @@ class ActionRunner:
         return self._parts.actors.get(proposal.first.name.scheduler)
 
     def _prove_target(self, proposal: Proposal, actor: Actor) -> tuple[Target, Mapping[HolderName, Decision]]:
-        """The object that the act would end, and new decisions on its parts. Raises Refused, MarkError, AnswerError."""
+        """Returns the object that the action would end. Raises Refused, MarkError, AnswerError."""
         wall, began = self._clock.wall(), self._clock.monotonic()
         idle_s = wall - proposal.since_wall
         target = actor.read(proposal.target, proposal.namespace, self._verbs, idle_s, wall)
@@ -168,7 +168,7 @@ class ActionRunner:
         return target, fresh
 
     def _shadow(self, proposal: Proposal, target: Target, demand: Mapping[str, float], freed: FreedGpus) -> None:
-        """Count and log once the act that mode act would do."""
+        """Counts and logs once the action that mode act would do."""
         if self._say(proposal.title, target.verb, f"mode act would {target.verb} it"):
             self._observer.count_action(target.verb, "shadow")
             self._limits.note_act(is_shadow=True)
@@ -177,7 +177,7 @@ class ActionRunner:
     def _object_to_limits(self, proposal: Proposal) -> None:
         acts = self._parts.acts
         if acts is not None and acts.is_pending(proposal.title):
-            raise Refused("pending", "an act on it has begun, and its effect is not known yet")
+            raise Refused("pending", "an action on it has begun, and its effect is not known yet")
         self._limits.object_to(proposal.title, acts.begun_within_an_hour() if acts is not None else None)
 
     def _object_to_target(self, target: Target, decisions: Mapping[HolderName, Decision]) -> None:
@@ -187,7 +187,7 @@ class ActionRunner:
             raise Refused(*held)
 
     def _look_again(self, proposal: Proposal, target: Target) -> Mapping[HolderName, Decision]:
-        """New decisions on every holder that the act would end. Raises Refused if a decision has changed, and
+        """New decisions on every holder that the action would end. Raises Refused if a decision has changed, and
         AnswerError.
         """
         holding = {part.name for part in target.ends if part.units != 0}
@@ -215,7 +215,7 @@ class ActionRunner:
         self._say(title, skipped.reason, f"nothing is done: {skipped.why}")
 
     def _say(self, title: str, reason: str, text: str) -> bool:
-        """Log a reason once, not in every cycle. Returns whether it was logged now."""
+        """Logs a reason once, not in every cycle. Returns whether it was logged now."""
         if self._said.get(title) == reason:
             return False
         if len(self._said) >= SAID_MAX:

@@ -34,7 +34,7 @@ class SeenWarnings:
         self._cycle_s = 0.0
 
     def begin_cycle(self, turns: int) -> None:
-        """Begin a cycle. `turns`: the number of cycles in which each holder is checked once."""
+        """Begins a cycle. `turns`: the number of cycles in which each holder is checked once."""
         now = self._clock.monotonic()
         most_s = max(UNSEEN_MAX_S, 2 * self._cycle_s * turns)  # by the previous cycle: a gap must not extend its limit
         self._cycle_s = min(now - self._last_cycle, CYCLE_MAX_S) if self._last_cycle is not None else 0.0

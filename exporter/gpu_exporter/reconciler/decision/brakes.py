@@ -83,14 +83,14 @@ def freeze_together(
     policy: Policy,
     usual_at: Callable[[float], float | None] = nothing_usual,
 ) -> Freeze:
-    """The brake for too many GPUs that became idle together; its text is "" if there are not too many.
+    """The brake for too many GPUs that became idle together. Its text is "" if there are not too many.
 
     `pools`: by holder, the resources or partitions of its GPUs.
 
     The largest tenant counts for at most as many GPUs as the second largest, so that one tenant cannot freeze others.
-    If the number is then within the limit, the largest tenant is frozen only if its own GPUs exceed the limit, and the
-    other tenants are checked without it. If several tenants are affected, the pool that has at least MOST_OF of the
-    GPUs is frozen, and the rest is checked without this pool. If the rest exceeds the limit too, everything is frozen.
+    If the number is then within the limit, the largest tenant is frozen only if its own GPUs exceed the limit. The
+    other tenants are checked without it. If several tenants are affected, the pool with at least MOST_OF of the GPUs is
+    frozen. The rest is checked without this pool. If the rest exceeds the limit too, everything is frozen.
     """
     tenants: set[str] = set()
     frozen_pool = ""
@@ -156,14 +156,13 @@ def idle_together(
     policy: Policy,
     usual_at: Callable[[float], float | None] = nothing_usual,
 ) -> Together | None:
-    """The GPUs that became idle at about the same time, if there are too many of them, e.g. after a failure of their
-    storage; otherwise None.
+    """The GPUs that became idle at about the same time, if there are too many; otherwise None.
 
-    The limit is the smaller of two numbers: `policy.freeze_share` of the allocated GPUs, and `policy.freeze_usual`
-    times the usual number at that hour. It is at least TOGETHER_MIN. The GPUs of the largest group do not count toward
-    the limit, because all GPUs of a job become idle at once when it ends its work. Idle runs older than the candidate
-    window plus `policy.freeze_max` do not count either: by then a fault would have been repaired, or the users have
-    gone home.
+    Too many may mean e.g. a failure of their storage. The limit is the smaller of two numbers: `policy.freeze_share` of
+    the allocated GPUs, and `policy.freeze_usual` times the usual number at that hour. It is at least TOGETHER_MIN. The
+    GPUs of the largest group do not count toward the limit, because all GPUs of a job become idle at once when it ends
+    its work. Idle runs older than the candidate window plus `policy.freeze_max` do not count either. By then a fault
+    would have been repaired, or the users have gone home.
     """
     begun: list[tuple[float, str, int, Decision]] = []
     for decision in decisions:
@@ -206,8 +205,9 @@ def idle_together(
 
 
 def _limit(since: float, allocations: int, policy: Policy, usual_at: Callable[[float], float | None]) -> float:
-    """How many GPUs may become idle together at this time. The source is queried only if the share allows more than
-    TOGETHER_MIN.
+    """The number of GPUs that may become idle together at this time.
+
+    Queries the source only if the share allows more than TOGETHER_MIN.
     """
     limit = policy.freeze_share * allocations
     usual = usual_at(since) if limit > TOGETHER_MIN else None

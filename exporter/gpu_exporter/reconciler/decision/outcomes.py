@@ -47,27 +47,27 @@ class OutcomeObserver(Protocol):
     """Counts decisions and their outcomes, by account. It is a Protocol because Telemetry imports this module."""
 
     def count_decision(self, account: Account) -> None:
-        """Count a group that became underused."""
+        """Counts a group that became underused."""
 
     def count_outcome(self, account: Account, outcome: str) -> None:
-        """Count the outcome of a counted decision: one of OUTCOMES."""
+        """Counts the outcome of a counted decision: one of OUTCOMES."""
 
     def count_dropped(self, what: str, number: int) -> None:
-        """Count parts of the record that were dropped because it was full. `what`: a word of DROPPED."""
+        """Counts parts of the record that were dropped because it was full. `what`: a word of DROPPED."""
 
 
 class RecordObserver(OutcomeObserver, Protocol):
     """Publishes the counts of the record."""
 
     def restore(self, policy: str, kind: str, decisions: int, outcomes: Mapping[str, int]) -> None:
-        """Add the counts of earlier processes."""
+        """Adds the counts of earlier processes."""
 
     def forget(self) -> None:
-        """Drop all counts, because another process counts now."""
+        """Drops all counts, because another process counts now."""
 
 
 class WatchStart(NamedTuple):
-    """A holder when its watch begins: how long it has been idle, and its longest gap so far (seconds)."""
+    """A holder at the start of its watch: its idle time, and its longest gap until then (seconds)."""
 
     incarnation: str
     idle_s: float
@@ -116,7 +116,7 @@ class Watches:
         return not self.open.keys().isdisjoint(map(key_of, decisions))
 
     def give_up(self, holders: int) -> None:
-        """Stop watching at least this many holders, and count the outcomes as unknown.
+        """Stops watching at least this many holders, and counts the outcomes as unknown.
 
         The tenant with the most holders loses its newest watch first, so that no tenant can end the watches of others.
         """
@@ -136,7 +136,7 @@ class Watches:
             self._observer.count_dropped(WATCHES, number)
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """Take the decisions of a cycle, before any brake. `wall`: time of their evidence (Unix seconds).
+        """Takes the decisions of a cycle, before any brake. `wall`: time of their evidence (Unix seconds).
 
         `ask_fate`: returns the fate of a holder without series: RUNS, ENDED, or LOST if it was taken away or its fate
         is unknown.
@@ -186,7 +186,7 @@ class Watches:
         return (UNKNOWN if wall >= watch.wall + REGRET_S + LATE_S else ""), left
 
     def _begin_all(self, decisions: Sequence[Decision], wall: float) -> None:
-        """Begin to watch the groups that became underused since the last cycle."""
+        """Begins to watch the groups that became underused since the last cycle."""
         groups: defaultdict[Key, list[Decision]] = defaultdict(list)
         for decision in decisions:
             groups[key_of(decision)].append(decision)
@@ -242,7 +242,7 @@ def tenant_of(decision: Decision) -> str:
 
 
 def shortest_run(decision: Decision) -> float:
-    """How long all units of a holder have been idle (seconds); 0 if this is not known."""
+    """Seconds for which all units of a holder have been idle; 0 if unknown."""
     return min((unit.idle_run_s or 0.0 for unit in merge_units(decision.units)), default=0.0)
 
 

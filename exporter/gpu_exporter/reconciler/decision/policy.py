@@ -73,7 +73,7 @@ class Decision(NamedTuple):
     `exempt_by`: for stage exempt, the source of the exemption, one of EXEMPT_BY.
     `rule`: the ordered policy that decided; None if only the section `policy` applied.
     `stall`: whether its gang makes no progress: stalled, spinning (for a server), unknown, or "". `stall_why`: the
-    reason in words. A stall never leads to a mark or an act.
+    reason in words. A stall never leads to a mark or an action.
     """
 
     name: HolderName
@@ -133,9 +133,9 @@ class Decision(NamedTuple):
 
     @property
     def underused_wall(self) -> float | None:
-        """When this candidate becomes underused if its GPUs stay idle (Unix seconds).
+        """Unix seconds at which this candidate becomes underused if its GPUs stay idle.
 
-        None for other stages, for a candidate that is capped or not proven idle, and if the time is over or not known.
+        None for other stages, for a candidate that is capped or not proven idle, and if the time is past or unknown.
         """
         since = self.idle_since_wall
         if self.stage != "candidate" or self.is_capped or self.is_doubtful or since is None or self.windows is None:
@@ -290,7 +290,7 @@ def _judge_idle(
 
 
 def _doubt(units: Sequence[UnitEvidence]) -> str:
-    """Why the idle runs prove too little for `underused`; "" if they prove enough."""
+    """The reason why the idle runs prove too little for `underused`; "" if they prove enough."""
     if any(unit.witnesses is None for unit in units):
         return "its number of witnesses is not published"
     is_proven = all((unit.witnesses or 0) >= WITNESSES_MIN for unit in units)
@@ -329,7 +329,9 @@ def _other_work(units: Sequence[UnitEvidence]) -> str:
 
 
 def merge_units(units: Sequence[UnitEvidence]) -> list[UnitEvidence]:
-    """One entry per GPU or MIG instance. Of two reports of one unit, the values that make a mark less likely count."""
+    """One entry per GPU or MIG instance. If two reports of one unit differ, the value that makes a mark less likely
+    counts.
+    """
     merged: dict[tuple[str, str], UnitEvidence] = {}
     for unit in units:
         key = (unit.uuid, unit.mig)

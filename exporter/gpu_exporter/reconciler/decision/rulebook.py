@@ -1,7 +1,7 @@
 """Chooses the policy for a holder from the site's ordered policies. Pure.
 
 It may be unknown whether a policy matches, e.g. if the series lack the account, or the pod cannot be read. Then no
-later policy is tried, because the unknown one may be the more careful one.
+later policy is tried, because the unknown policy may be the more careful one.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _criteria(match: Match, holder: HolderEvidence, around: Surroundings | None)
 
 
 def _fit_all(patterns: Sequence[str], values: frozenset[str], what: str) -> bool | str:
-    """Whether the one value in the series fits a pattern; the reason if the series have no value or several."""
+    """Whether the only value in the series fits a pattern. Returns the reason if there is no value, or several."""
     if len(values) != 1 or not min(values):
         return (
             NO_LABEL.format(what=what) if len(values) < 2 else f"its series have more than one {what}: {sorted(values)}"

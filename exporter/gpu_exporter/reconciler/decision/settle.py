@@ -120,7 +120,7 @@ def _settle_alone(
 
 
 def _by_its_own(decision: Decision, holder: HolderEvidence, book: Rulebook) -> Decision:
-    """Decide on an unmarked holder by its own policy, if metrics alone show which policy that is.
+    """Decides on an unmarked holder by its own policy, if metrics alone show which policy that is.
 
     So the reason contains the numbers of the holder's own policy. An idle run may be long enough for the loosest policy
     and too short for its own.
@@ -154,9 +154,9 @@ class _Gang:
 def _settle_gang(decision: Decision, gang: _Gang, waiting_max_s: float) -> Decision:
     """The decision on one member of a gang, which follows from the decisions on all members.
 
-    Reasons that end a mark at once are checked first: a wish, a member that waits, a member that works. Unknown members
-    are checked next. If a gang has waited for longer than `waiting_max_s` (seconds), its idle members become
-    `candidate`, and no higher stage.
+    First come the reasons that end a mark at once: a wish, a member that waits, a member that works. Unknown members
+    come next. If a gang has waited for longer than `waiting_max_s` (seconds), its idle members become `candidate` at
+    most.
     """
     around = decision.around
     assert around is not None
@@ -188,7 +188,7 @@ def _settle_gang(decision: Decision, gang: _Gang, waiting_max_s: float) -> Decis
 
 
 def _waits(gang: _Gang, missing: int, title: str) -> str:
-    """Why a gang waits; "" if it does not wait."""
+    """The reason why a gang waits; "" if it does not wait."""
     if missing:
         return f"{title} still waits for {_members(missing)}"
     if gang.waits is not None:
@@ -203,7 +203,7 @@ def _other(found: Sequence[Decision], decision: Decision) -> Decision | None:
 
 
 def _unknown(member: Member, decision: Decision | None) -> str:
-    """Why the evidence does not show that a member is idle; "" if it does."""
+    """The reason why the evidence does not show that a member is idle; "" if it shows that."""
     if decision is None:
         return "it has no series"
     if decision.stage not in IDLE:
@@ -222,7 +222,7 @@ def _share(
     evidence: Evidence,
     book: Rulebook,
 ) -> Decision:
-    """Turn a server into a sharing candidate if it uses little even in its busiest hour, unless it is exempt."""
+    """Turns a server into a sharing candidate if it uses little even in its busiest hour, unless it is exempt."""
     little = evidence.sharing.get(decision.name)
     if little is None or decision.stage not in ("active", "serving") or not isinstance(around, Surroundings):
         return decision

@@ -1,4 +1,4 @@
-"""The reason why a holder keeps GPUs that have been idle for long enough. Pure."""
+"""Finds the reason why a holder keeps GPUs that have been idle for long enough. Pure."""
 
 from __future__ import annotations
 

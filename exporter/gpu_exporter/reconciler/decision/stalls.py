@@ -1,8 +1,8 @@
-"""Whether a holder and its gang make no progress, from the stalls that exporters report. Pure.
+"""Finds out whether a holder and its gang make no progress, from the stalls that exporters report. Pure.
 
-A gang counts as stalled if one member is stalled and every other member is stalled too, or is at rest without work on
-its host. If one member works, the gang is not stalled, because the others wait for it. A stall is only reported. It
-never leads to a mark or an act.
+A gang counts as stalled if one member is stalled, and every other member is stalled or at rest. A member at rest has no
+work on its host. If one member works, the gang is not stalled, because the others wait for it. A stall is only
+reported. It never leads to a mark or an action.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Count(NamedTuple):
 
 
 def with_stalls(evidence: Evidence, decisions: Sequence[Decision], around: Around, policy: Policy) -> list[Decision]:
-    """Add `stall` and `stall_why` to the decisions on holders of stalled gangs."""
+    """Adds `stall` and `stall_why` to the decisions on holders of stalled gangs."""
     holders = {holder.name: holder for holder in evidence.holders}
     if not any(has_stall(holder) for holder in holders.values()):
         return list(decisions)

@@ -1,7 +1,7 @@
-"""The surroundings of a holder as its scheduler shows them now: its group, its class, and wishes to keep its GPUs.
+"""The surroundings of a holder, as its scheduler shows them: its group, its class, and wishes to keep its GPUs.
 
-Metrics show that GPUs are idle. The surroundings show whether this matters: an idle member of a group may wait for a
-member that works, a server waits for requests, and owners may have reasons that metrics do not show.
+Metrics show that GPUs are idle. The surroundings show whether the holder still needs them. An idle member may wait for
+a working member of its group. A server waits for requests. Owners may have reasons that metrics do not show.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Exemption(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """The target of an act: an object with API group, version, kind, name and UID, or a job with its id in `name`."""
+    """The target of an action: a Kubernetes object, or a Slurm job with its id in `name`."""
 
     group: str
     version: str
@@ -68,8 +68,8 @@ class Surroundings(NamedTuple):
     `ceiling`: why it may not rise above `candidate`; "" if it may.
     `labels`: the labels of the pod itself.
     `owner_kinds`: the kinds of the controllers above it, each as KIND and as GROUP/KIND; Pod for no controller.
-    `target`: the object that an act would end; None if the reconciler never acts on it.
-    `possible`: the acts of ACTIONS that are possible on this target.
+    `target`: the object that an action would end; None if the reconciler never acts on it.
+    `possible`: the actions of ACTIONS that are possible on this target.
     `shown`: the class that it would have without the label `class`.
     """
 

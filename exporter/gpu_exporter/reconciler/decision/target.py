@@ -1,8 +1,8 @@
-"""The target of an act, and the reasons to refuse the act, for both schedulers. Pure.
+"""The target of an action, and the reasons to refuse the action, for both schedulers. Pure.
 
-The target is read right before the act. An act may end only members that were judged and observed as idle just before.
-So a target lists every member that the act would end, with or without GPUs. Anything unknown about the target prevents
-the act.
+The target is read right before the action. An action may end only members that were judged and observed as idle just
+before. So a target lists every member that the action would end, with or without GPUs. Anything unknown about the
+target prevents the action.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu_exporter.reconciler.decision.surroundings import BATCH, INTERACTIVE, SE
 from gpu_exporter.reconciler.evidence.records import HolderName
 
 SUSPEND, DEACTIVATE, STOP, REQUEUE, CANCEL = ACTIONS
-# The classes on which each act is allowed.
+# The classes on which each action is allowed.
 CLASSES_OF: Mapping[str, tuple[str, ...]] = {
     SUSPEND: (BATCH,),
     DEACTIVATE: (BATCH,),
@@ -29,14 +29,14 @@ CAREFUL = (SERVING, UNCLEAR, INTERACTIVE, BATCH)  # classes, from most to least 
 
 
 class Skipped(NamedTuple):
-    """An act that is not done. `reason`: one word, a label value. `why`: in words, with the remedy."""
+    """An action that is not done. `reason`: one word, a label value. `why`: in words, with the remedy."""
 
     reason: str
     why: str
 
 
 class Part(NamedTuple):
-    """A live pod, or component of a job, that the act would end.
+    """A live pod, or component of a job, that the action would end.
 
     `incarnation`: the pod's UID, or the job's id, restart count and start.
     `units`: GPUs and MIG instances that its scheduler assigned; None if they cannot be counted.
@@ -58,18 +58,18 @@ class Part(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The live object or job on which an act would be done.
+    """The live object or job on which an action would be done.
 
-    `verb`: the act, one of ACTIONS.
-    `ends`: every member that the act ends.
+    `verb`: the action, one of ACTIONS.
+    `ends`: every member that the action ends.
     `wants`: by role, how many members the target keeps running; None if they cannot be counted.
     `strangers`: objects that are not members, but may end with the target or belong to it.
     `unread`: possible members that could not be read.
     `above`: objects that control the target, schedule it or depend on it.
     `wish`: its own wish to keep the GPUs, in words.
     `kind`: the class in its label, "" for no label.
-    `note`: the note of an earlier act on it, "" for none.
-    `obstacle`: why no act is possible now.
+    `note`: the note of an earlier action on it, "" for none.
+    `obstacle`: why no action is possible now.
     `undo`: how an owner resumes it.
     `live`: the object as its actor read it.
     """
@@ -91,12 +91,12 @@ class Target(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Its name for people, with its namespace."""
+        """The target's name for people, with its namespace."""
         return place(self.reference, self.namespace)
 
     @property
     def beside(self) -> tuple[Part, ...]:
-        """Its members without GPUs. GPU metrics show nothing about them."""
+        """The target's members without GPUs. GPU metrics show nothing about them."""
         return tuple(part for part in self.ends if part.units == 0)
 
 
@@ -108,11 +108,13 @@ def place(reference: Reference, namespace: str) -> str:
 def why_not(
     target: Target, decisions: Mapping[HolderName, Decision], verbs: Collection[str], notes: Collection[str]
 ) -> Skipped | None:
-    """Why no act on a target is allowed; None if every member that the act would end is underused or has no GPU.
+    """The reason why no action is allowed on a target, None if the action is allowed.
+
+    Every member that the action would end must be underused or have no GPU.
 
     `decisions`: on holders that are marked underused.
-    `verbs`: the acts of ACTIONS that the site allows.
-    `notes`: notes of the acts in the reconciler's journal.
+    `verbs`: the actions of ACTIONS that the site allows.
+    `notes`: notes of the actions in the reconciler's journal.
     """
     if target.obstacle is not None:
         return target.obstacle
@@ -120,7 +122,7 @@ def why_not(
         if target.note in notes:
             return Skipped("acted", f"it was acted on before ({target.note})")
         return Skipped(
-            "noted", f"its note about an act ({target.note}) is not in the journal, so it counts as an opt-out"
+            "noted", f"its note about an action ({target.note}) is not in the journal, so it counts as an opt-out"
         )
     if target.above:
         return Skipped("above", f"{target.above}")
@@ -130,7 +132,7 @@ def why_not(
 
 
 def _membership(target: Target) -> Skipped | None:
-    """Why the members of the target are not all known, or not all present; None if they are."""
+    """The reason why members of the target are unknown or missing; None if all are known and present."""
     if target.unread:
         return Skipped("unread", f"a possible member cannot be read: {target.unread[0]}{_more(target.unread)}")
     if target.strangers:
@@ -148,7 +150,7 @@ def _membership(target: Target) -> Skipped | None:
 
 
 def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped | None:
-    """Why the members that hold GPUs now differ from the underused holders; None if they are the same."""
+    """The reason why the members with GPUs differ from the underused holders; None if they are the same."""
     holders = {part.name: part for part in target.ends if part.units != 0}
     if not holders:
         return Skipped("members", "it has no member that holds GPUs")
@@ -166,17 +168,17 @@ def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipp
 
 
 def _care(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped | None:
-    """Why the class or an owner's wish forbids the act; None if neither does.
+    """The reason why the class or an owner's wish forbids the action; None if neither does.
 
-    The label of the target sets its class; without it, the class of its members counts. A label of a member can only
-    make the class more careful.
+    The label of the target sets its class. Without this label, the class of its members counts. A label of a member can
+    only make the class more careful.
     """
     around = [each.around for each in decisions.values() if each.around is not None]
     shown = [target.kind] if target.kind else [each.shown for each in around]
     said = [*(each.kind for each in around), *(part.kind for part in target.ends if part.kind)]
     kind = min([*shown, *said], key=CAREFUL.index, default=UNCLEAR)
     if kind not in CLASSES_OF[target.verb]:
-        return Skipped("class", f"the act does not apply to its class, {kind}")
+        return Skipped("class", f"the action does not apply to its class, {kind}")
     if wish := target.wish or next((part.wish for part in target.ends if part.wish), ""):
         return Skipped("exempt", wish)
     return None

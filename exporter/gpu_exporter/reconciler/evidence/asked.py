@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
 
 
 def parse_asked(text: str) -> HolderName | Wanted | None:
-    """None if the text has none of FORMS."""
+    """Parses a holder in one of FORMS. None for any other text."""
     text = BRACKETS.sub("", text.strip())
     if text.startswith(OF_GPUS) and ":" not in text:
         return Wanted(uuid=text.rstrip("….").lower().replace(text[:4].lower(), text[:4], 1))

@@ -4,9 +4,9 @@ It is increase(gpu_allocation_observed_seconds_total) / increase(gpu_allocation_
 While the exporter is down, held time grows and observed time does not, so gaps of an exporter lower the coverage.
 Coverage is computed per series. If two series describe one unit, the smaller coverage counts.
 
-If the samples do not cover the whole window, the totals may show unobserved time from before the first sample. All of
-that time is assumed to lie in the uncovered part of the window. So a day of good coverage does not hide two hours of
-bad coverage.
+If the samples do not cover the whole window, the totals may contain unobserved time from before the first sample. The
+computation assumes that all of this time lies in the uncovered part of the window. So a day of good coverage does not
+hide two hours of bad coverage.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Counters:
     samples: deque[tuple[float, float]] = field(default_factory=deque)
 
     def cover(self, window_s: float, held: float, observed: float, wall: float) -> float | None:
-        """Add the totals, and return the coverage. `wall`: when they were read (Unix seconds), kept as `last_wall`."""
+        """Adds the totals, and returns the coverage. `wall`: when they were read (Unix seconds)."""
         self.last_wall = wall
         if self.samples and (held < self.samples[-1][0] or observed < self.samples[-1][1]):
             self.samples.clear()  # the exporter has started new counters

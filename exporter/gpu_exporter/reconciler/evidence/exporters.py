@@ -51,7 +51,7 @@ Key: TypeAlias = tuple[str, ...]
 
 
 def parse_exporter(text: str) -> Address:
-    """Convert `host:9836` or `http://host:9836` to the address of the metrics. Raises ValueError."""
+    """Converts `host:9836` or `http://host:9836` to the address of the metrics. Raises ValueError."""
     address = parse_address(text, scheme="http")
     return address.page("/metrics") if address.path in ("", "/") else address
 
@@ -147,9 +147,7 @@ class ExporterSource:
         return None
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """See ExplainingSource.read_use. Reads the status pages of these units' exporters. Exporters without an answer
-        are left out.
-        """
+        """See ExplainingSource.read_use. Reads the status pages of these units' exporters; omits silent exporters."""
         nodes, uuids = {unit.node for unit in units}, {unit.uuid for unit in units}
         addresses = [address for address in self._addresses if address.place in nodes]
 
@@ -249,7 +247,7 @@ class ExporterSource:
         return self._counters.setdefault((node, *key), Counters()).cover(self._window_s, held, observed, wall)
 
     def _forget(self, pages: Sequence[_Page], wall: float) -> None:
-        """Drop the samples of holders that are gone. Keep the samples of exporters that do not answer now."""
+        """Drops the samples of holders that are gone. Keep the samples of exporters that do not answer now."""
         nodes = {page.node for page in pages}
         keys = {(page.node, *key) for page in pages for key in page.allocations}
         self._host = {key: value for key, value in self._host.items() if wall - value[0] <= HOST_KEEP_S}

@@ -1,9 +1,9 @@
 """Finds pods that use little of their GPUs even in their busiest hour. For a server, a part of a GPU may be enough.
 
-A server is quiet at night, so an idle run or a mean shows little about it. Once an hour, two steps are taken. The first
-step finds pods with a low mean use of whole GPUs, from two readings of their counters, so 100,000 allocations cost only
-one lookup each. The second step checks every single hour of these pods. An hour with too little data could be the
-busiest one, so nearly all hours must be known.
+A server is quiet at night, so an idle run or a mean shows little about it. The search runs once an hour, in two steps.
+The first step finds pods with a low mean use of whole GPUs, from two readings of their counters. For 100,000
+allocations this costs only one lookup each. The second step checks every single hour of these pods. An hour with too
+little data could be the busiest one, so nearly all hours must be known.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Peaks:
         """Pods whose busiest GPU is below the limit in its busiest hour. The values are the utilizations in words."""
 
     def renew(self, api: Asked) -> None:
-        """Query again if an hour has passed. If the source fails, no pods are known for the next hour."""
+        """Queries again if an hour has passed. If the source fails, no pods are known for the next hour."""
         now = self._clock.monotonic()
         if now - self._asked >= HOUR_S:
             self._asked = now
@@ -73,11 +73,10 @@ class Peaks:
 
 
 def _share(api: Asked, wanted: str, past: str, past_s: float) -> str:
-    """Query for the mean utilization over `past` (`past_s` in seconds), for series that are known for nearly all of
-    that time.
+    """PromQL: the mean utilization over `past`, for series that are known for nearly all of that time.
 
-    Two readings of a counter are much cheaper than all samples between them. After a counter reset the observed time is
-    too short, so the series is left out.
+    `past_s`: length of `past` in seconds. Two readings of a counter are much cheaper than all samples between them. A
+    counter reset makes the observed time too short, which excludes the series.
     """
     busy, observed = (
         f"({counter} - {counter} offset {past})"

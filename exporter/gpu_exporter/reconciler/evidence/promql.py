@@ -337,7 +337,7 @@ class PromQLSource:
         return {_place(row.labels): row.value for row in self.query(f"min by (node, instance) ({interval})")}
 
     def _read_batches(self, batches: Iterable[str]) -> Iterator[Batch]:
-        """Read several batches in parallel: the server works on one while the reconciler parses another.
+        """Reads several batches in parallel: the server works on one while the reconciler parses another.
 
         Raises AnswerError.
         """
@@ -410,7 +410,7 @@ class PromQLSource:
         return shares
 
     def _resolve(self, marked: Collection[HolderName]) -> set[HolderName]:
-        """These names, and Slurm's own id for each job with an id such as 3010_1 or 3011+1."""
+        """These names, plus Slurm's own id for each job with an id such as 3010_1 or 3011+1."""
         names = set(marked)
         for name in marked:
             if name.scheduler != "slurm" or whole(name.name, WHOLE_MAX) is not None:
@@ -426,7 +426,7 @@ class PromQLSource:
         return f"{metric}{{{','.join(part for part in (self._matcher, *wanted) if part)}}}"
 
     def _compare_clocks(self) -> None:
-        """Raise AnswerError if the clocks of the reconciler and of Prometheus disagree."""
+        """Raises AnswerError if the clocks of the reconciler and of Prometheus disagree."""
         if self._at is not None:  # for a past time there is no clock to compare
             return
         asked = self._clock.wall()

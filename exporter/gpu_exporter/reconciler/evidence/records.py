@@ -69,12 +69,11 @@ class PublishedCause(NamedTuple):
 
 
 class UnitUse(NamedTuple):
-    """How a holder uses one GPU or MIG instance, for people.
+    """The use of one GPU or MIG instance by a holder, for people. Each number is None if unknown.
 
-    `state`: the state from the diagnosis; "" if it is not known.
-    `now`: utilization now, 0 to 1. `mean`: the mean over the time in `over`.
+    `state`: the state from the diagnosis; "" if unknown.
+    `now`: present utilization, 0 to 1. `mean`: its mean over the time in `over`.
     `peak`: the most memory that the holder used in this time (bytes). `memory`: the memory of the GPU (bytes).
-    Each number is None if it is not known.
     """
 
     state: str = ""
@@ -132,8 +131,9 @@ class UnitEvidence(NamedTuple):
 
 
 class HostLimits(NamedTuple):
-    """Above one of these limits a holder counts as working on its host: share of its CPUs, bytes per second of block
-    devices.
+    """The limits of work on a host: share of the holder's CPUs, and bytes per second of block devices.
+
+    A holder above either limit counts as working.
     """
 
     cpu_ratio: float
@@ -201,7 +201,7 @@ class Evidence(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """GPUs that jobs wait for, by partition. `pending`: all of them. `counted`: the part that can justify an act."""
+    """GPUs that jobs wait for, by partition. `pending`: all of them. `counted`: the part that can justify an action."""
 
     pending: Mapping[str, float]
     counted: Mapping[str, float]
@@ -250,17 +250,18 @@ class ExplainingSource(EvidenceSource, Protocol):
         """
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """The use of these units by a holder, with the causes of their states. Units without an answer are left out.
+        """The use of these units by a holder, with the causes of their states. Omits units without an answer.
 
         Raises AnswerError.
         """
 
     def read_gaps(self) -> Sequence[str]:
-        """What is missing although exporters are seen, each with what to do; empty where that is not known."""
+        """The data that are missing although exporters are seen, each with the remedy; empty if unknown."""
 
     def read_last_seen(self, name: HolderName) -> float | None:
-        """When the holder last held a GPU (Unix seconds); None if it held none in the last day, or if the past is not
-        known. Raises AnswerError.
+        """Unix seconds at which the holder last held a GPU; None if not in the last day, or if the past is unknown.
+
+        Raises AnswerError.
         """
 
 
@@ -289,7 +290,7 @@ def is_hidden(labels: Mapping[str, str]) -> bool:
 
 
 def owner_of(labels: Mapping[str, str]) -> str:
-    """`user/account` from an info series. A missing part is left out."""
+    """`user/account` from the labels of an info series. Omits a missing part."""
     return "/".join(part for part in (labels.get("user", ""), labels.get("account", "")) if part)
 
 
@@ -315,7 +316,7 @@ class Gathered:
     facts: set[tuple[str, ...]] = field(default_factory=set)
 
     def add(self, info: Mapping[str, str], unit: UnitEvidence) -> None:
-        """Add one unit. `info`: the labels of its gpu_allocation_info."""
+        """Adds one unit. `info`: the labels of its gpu_allocation_info."""
         self.owner, self.users_id = owner_of(info), users_id_of(info)
         self.incarnations.update(filter(None, [info.get("pod_uid")]))
         self.clusters.add(info.get("slurm_cluster", ""))
@@ -323,7 +324,7 @@ class Gathered:
         self.units.append(unit._replace(is_shared=info.get("share") in ("time_slice", "mps")))
 
     def count(self, held: float) -> None:
-        """Add a value of gpu_allocation_holder_units."""
+        """Adds a value of gpu_allocation_holder_units."""
         units = math.floor(held)
         self.held = units if self.held is None else max(self.held, units)
 
@@ -360,7 +361,7 @@ def _facts(rows: frozenset[tuple[str, ...]]) -> Mapping[str, frozenset[str]]:
 
 
 def refuse_several(clusters: Collection[str], what: str, setting: str = "--source.matcher") -> None:
-    """Raise AnswerError if an answer covers several clusters, because each of them may have a pod with the same name.
+    """Raises AnswerError if an answer covers several clusters, because each of them may have a pod with the same name.
 
     `clusters`: values of the label, "" for none. `what`: the start of the error, e.g. "the source returned series".
     """
@@ -370,7 +371,7 @@ def refuse_several(clusters: Collection[str], what: str, setting: str = "--sourc
 
 
 def refuse_renamed(labels: Iterable[str], where: str) -> None:
-    """Raise AnswerError if Prometheus has replaced the exporter's pod labels by its own.
+    """Raises AnswerError if Prometheus has replaced the exporter's pod labels by its own.
 
     Then `pod` is the exporter's pod on every series, so all evidence would seem to belong to that one pod.
     """

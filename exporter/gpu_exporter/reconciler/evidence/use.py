@@ -115,7 +115,7 @@ def collect_use(rows: Iterable[VectorRow], sums: Mapping[str, Iterable[VectorRow
 
 
 def complete(cause: PublishedCause, values: Mapping[str, float]) -> PublishedCause:
-    """Add evidence and advice from the table of meanings, with these numbers, to a cause that has only a name."""
+    """Adds evidence and advice from the table of meanings, with these numbers, to a cause that has only a name."""
     return cause._replace(evidence=describe_cause(cause.name, values), advice=advise(cause.name, values))
 
 

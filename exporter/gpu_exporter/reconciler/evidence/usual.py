@@ -1,4 +1,4 @@
-"""Reads how many GPUs become idle together at the same hour on other days. A usual number does not indicate a fault."""
+"""Reads the usual number of GPUs that become idle together at an hour of the day. A usual number is no fault."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Usual:
         self._failed: dict[float, float] = {}  # by hour, when its query failed (monotonic seconds)
 
     def at(self, wall: float) -> float | None:
-        """The median over these days at the hour of `wall` (Unix seconds); None if it is not known."""
+        """The median over the previous days at the hour of `wall` (Unix seconds); None if unknown."""
         hour = wall - wall % HOUR_S
         if hour not in self._known and self._clock.monotonic() - self._failed.get(hour, -math.inf) >= AGAIN_S:
             try:
@@ -50,9 +50,9 @@ class Usual:
 
 
 def read_days(api: Asked, hour: float, shortest_s: float) -> list[float]:
-    """`read_days` of Usual, from a PromQL API. `shortest_s`: the shortest idle run that counts (seconds).
+    """The function `read_days` of Usual, for a PromQL API. `shortest_s`: the shortest idle run that counts (seconds).
 
-    Every idle run is counted in exactly one step of the subquery.
+    Counts every idle run in exactly one step of the subquery.
     """
     run = api.select("gpu_allocation_idle_run_seconds")
     begun = f"count(count by (uuid, mig_uuid) ({run} >= {shortest_s:g} < {shortest_s + TOGETHER_S:g}))"

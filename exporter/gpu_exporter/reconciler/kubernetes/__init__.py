@@ -1,1 +1,1 @@
-"""Pods of Kubernetes: their surroundings, their marks, and acts on their controllers."""
+"""Pods of Kubernetes: their surroundings, their marks, and actions on their controllers."""

@@ -2,8 +2,8 @@
 
 The patch carries the UID and the resourceVersion that were read. So the API server refuses it if the object has changed
 since then: by an owner's wish, by another controller, or by a new object with the same name. The patch sets both the
-field that acts and the annotation `acted`. It is first sent as a dry run, because the definition of a kind may drop the
-field. Then the API server would accept the patch, keep the annotation and change nothing else.
+field of the action and the annotation `acted`. It is first sent as a dry run, because the definition of a kind may drop
+the field. Then the API server would accept the patch, keep the annotation and change nothing else.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PodActor:
         return Entry(ident, wall, self.scheduler, target.namespace, target.verb, *where, note, undo=target.undo)
 
     def act(self, target: Target, entry: Entry) -> None:
-        """See Actor.act."""
+        """Suspends, deactivates or stops the target: see Actor.act."""
         self._patch(target.live, entry.note)
 
     def look(self, entry: Entry) -> str:
@@ -80,13 +80,13 @@ class PodActor:
             "name": target.name,
             "uid": target.uid,
         }
-        note = f"{text}. To resume it: {entry.undo}. No further act follows while it has the annotation {ACTED}"
+        note = f"{text}. To resume it: {entry.undo}. No further action follows while it has the annotation {ACTED}"
         self._events.record_once(regarding, entry.wall, EVENTS[entry.verb], note, "TakeBack", entry.ident)
         if entry.lever != target:  # Kueue may create the Workload again
             self._note(entry)
 
     def _note(self, entry: Entry) -> None:
-        """Write the annotation `acted` on the target if the act changed its Workload."""
+        """Writes the annotation `acted` on the target if the action changed its Workload."""
         target = entry.target
         found = self._read(target, entry.namespace)
         if found is None or ACTED in (found["metadata"].get("annotations") or {}):
@@ -128,7 +128,7 @@ class PodActor:
 
 
 def _setting(entry: Entry) -> tuple[tuple[str, ...], Any]:
-    """The path and the new value of the field that an act sets."""
+    """The path and the new value of the field that an action sets."""
     if entry.verb == DEACTIVATE:
         return ("spec", "active"), False
     path = SHAPES[entry.target.group, entry.target.kind].rest
@@ -143,7 +143,7 @@ def _is_set(found: Json, path: Sequence[str], value: Any) -> bool:
 
 
 def _set_at(change: Json, path: Sequence[str], value: Any) -> None:
-    """Set one value within nested objects. All other values remain."""
+    """Sets one value within nested objects. All other values remain."""
     for key in path[:-1]:
         change = change.setdefault(key, {})
     change[path[-1]] = value

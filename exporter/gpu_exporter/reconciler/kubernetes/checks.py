@@ -50,7 +50,7 @@ def has_foreign_value(pod: Mapping[str, Any]) -> bool:
 
 
 def check_markable(pod: Mapping[str, Any], decision: Decision, wall: float, resources: Resources) -> None:
-    """Raise Refused if a live pod must not carry the mark of this decision at `wall`."""
+    """Raises Refused if a live pod must not carry the mark of this decision at `wall`."""
     object_to_kind(pod)
     object_to_identity(pod, decision)
     if has_foreign_value(pod):
@@ -69,7 +69,7 @@ def check_markable(pod: Mapping[str, Any], decision: Decision, wall: float, reso
 
 
 def object_to_identity(pod: Mapping[str, Any], decision: Decision) -> None:
-    """Raise Refused if a live pod is not the pod of the evidence."""
+    """Raises Refused if a live pod is not the pod of the evidence."""
     if not decision.incarnation:
         raise Refused("identity", "the evidence names no pod UID: mount /var/log/pods into the agent")
     uid = pod["metadata"]["uid"]
@@ -82,7 +82,7 @@ def object_to_identity(pod: Mapping[str, Any], decision: Decision) -> None:
 
 
 def object_to_kind(pod: Mapping[str, Any]) -> None:
-    """Raise Refused if a live pod must not carry any mark."""
+    """Raises Refused if a live pod must not carry any mark."""
     metadata = pod["metadata"]
     if MIRROR in (metadata.get("annotations") or {}):
         raise Refused("static", "a static pod belongs to its node")
@@ -95,7 +95,7 @@ def object_to_kind(pod: Mapping[str, Any]) -> None:
 
 
 def object_to_containers(pod: Mapping[str, Any], needed_s: float, wall: float, resources: Resources) -> None:
-    """Raise Refused unless every container that holds GPUs has run for `needed_s` (seconds) at `wall`.
+    """Raises Refused unless every container that holds GPUs has run for `needed_s` (seconds) at `wall`.
 
     A holder could not work before its container started or restarted.
     """

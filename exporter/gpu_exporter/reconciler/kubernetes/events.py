@@ -25,7 +25,7 @@ class EventWriter:
         self._instance = instance or socket.gethostname()
 
     def record(self, regarding: Mapping[str, str], wall: float, reason: str, note: str) -> None:
-        """Write an Event on an object. A failure is only logged, because the Event is not essential.
+        """Writes an Event on an object. A failure is only logged, because the Event is not essential.
 
         `regarding`: apiVersion, kind, namespace, name and uid of the object.
         """
@@ -37,7 +37,7 @@ class EventWriter:
     def record_once(
         self, regarding: Mapping[str, str], wall: float, reason: str, note: str, action: str, ident: str
     ) -> None:
-        """As `record`. Further calls with the same `ident` write no second Event. Raises MarkError."""
+        """Writes one Event per `ident`, as `record` does: later calls write none. Raises MarkError."""
         try:
             self._create(regarding, wall, reason, note, action, ident)
         except MarkError as exc:

@@ -1,4 +1,4 @@
-"""Finds gangs: pods that work together, so that no one of them can be judged by itself. Pure.
+"""Finds gangs: pods that work together, and so can only be judged together. Pure.
 
 Pods belong to one gang if they name the same group in a label or annotation, or if they have a common owner at any
 level. Replicas of a Deployment and runs of a CronJob are not a gang, because each of them works by itself.
@@ -89,7 +89,7 @@ def unnamed_gang(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> str:
 
 
 def gangs(keys: Mapping[str, frozenset[Key]]) -> dict[str, frozenset[str]]:
-    """For each pod, all pods of its gang, including itself. A pod without keys is alone."""
+    """All pods of each pod's gang, including the pod, by pod. A pod without keys is alone."""
     by_key: defaultdict[Key, list[str]] = defaultdict(list)
     for pod, its in keys.items():
         for key in its:

@@ -237,7 +237,7 @@ class PodMarker:
             raise
 
     def _patch(self, name: HolderName, uid: str, change: Mapping[str, Any]) -> None:
-        """Change the metadata of the pod with this UID. Raises MarkError."""
+        """Changes the metadata of the pod with this UID. Raises MarkError."""
         self.api.send(
             self.api.core.patch_namespaced_pod,
             name.name,
@@ -248,7 +248,7 @@ class PodMarker:
         )
 
     def _patch_condition(self, name: HolderName, uid: str, change: Mapping[str, Any]) -> None:
-        """Change the reconciler's condition on the pod with this UID. A failure is only logged, because the label is
+        """Changes the reconciler's condition on the pod with this UID. A failure is only logged, because the label is
         the mark.
         """
         try:
@@ -267,13 +267,13 @@ class PodMarker:
                 log.warning(text, name, CONDITION, exc, hint if exc.status == 403 else "")
 
     def _record(self, name: HolderName, uid: str, wall: float, reason: str, note: str) -> None:
-        """Write an Event on the pod."""
+        """Writes an Event on the pod."""
         pod = {"apiVersion": "v1", "kind": "Pod", "namespace": name.namespace, "name": name.name, "uid": uid}
         self._events.record(pod, wall, reason, note)
 
 
 def object_to_odd(pod: Mapping[str, Any]) -> None:
-    """Raise Refused for a pod if only its metadata could be read."""
+    """Raises Refused for a pod if only its metadata could be read."""
     if (pod.get("status") or {}).get("phase") == PENDING:
         raise Refused("not_running", "the pod has not started, or is starting again")
     if pod.get(ODD_KEY):
@@ -281,7 +281,7 @@ def object_to_odd(pod: Mapping[str, Any]) -> None:
 
 
 def trim_marked(pod: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Reduce a pod with the mark label to the fields that are used; None if the reconciler did not set the label."""
+    """Reduces a pod with the mark label to the fields that are used; None if the reconciler did not set the label."""
     return None if is_foreign(pod) else trim_pod(pod)
 
 

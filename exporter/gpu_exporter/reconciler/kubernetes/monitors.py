@@ -23,7 +23,7 @@ SHOWN_MAX = 3
 
 
 def explain_monitors(api: Api) -> Absence | None:
-    """What the monitors of gpu-exporter lack; None if they, or the Prometheus objects, cannot be read."""
+    """The finding about the monitors of gpu-exporter; None if they, or the Prometheus objects, cannot be read."""
     try:
         monitors = [(kind, found) for kind, (plural, _) in KINDS.items() for found in _list(api, plural, kind, OURS)]
         if not monitors:

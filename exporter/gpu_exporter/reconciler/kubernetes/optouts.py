@@ -41,7 +41,7 @@ class OptOut(NamedTuple):
     ceiling: str = ""
 
     def also(self, other: OptOut) -> OptOut:
-        """This wish with additions from another one: its exemption if this wish has none, and its ceiling."""
+        """This wish, with the exemption of another wish if this wish has none, and with the ceilings of both."""
         ceiling = "; ".join(filter(None, (self.ceiling, other.ceiling)))
         return self._replace(exemption=self.exemption or other.exemption, ceiling=ceiling)
 
@@ -128,8 +128,7 @@ def read_serving_label(place: Place, policy: Policy, wall: float) -> OptOut:
 
 
 def when_set(metadata: Mapping[str, Any], field: str, key: str, latest: float) -> float | None:
-    """When an annotation or label was last written according to managedFields, else when the object was created (Unix
-    seconds).
+    """Time of the last write to an annotation or label by managedFields; else of the object's creation (Unix seconds).
 
     `field`: annotations or labels. `latest`: a later time is ignored.
     """

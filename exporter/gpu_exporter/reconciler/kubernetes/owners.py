@@ -138,7 +138,7 @@ class Kinds:
         return table[1] if table is not None and self._is_fresh(table[0]) else None
 
     def ask(self, version: str) -> Mapping[str, str]:
-        """Request the resources of a group and version now, by kind; empty if the API server does not serve it."""
+        """Requests the resources of a group and version now, by kind; empty if the API server does not serve it."""
         try:
             listed = self._api.call(self._api.custom.get_api_resources, *version.split("/"))
         except MarkError as exc:
@@ -198,7 +198,7 @@ class Owners:
         self._parents: Parents = {}
 
     def look(self, namespace: str, until: float = math.inf) -> OwnerLook:
-        """Begin to read the owners in one namespace. After `until` (monotonic seconds) nothing more is read."""
+        """Begins to read the owners in one namespace. After `until` (monotonic seconds) nothing more is read."""
         if len(self._parents) >= PARENTS_MAX:
             self._parents = {}
         return OwnerLook(self._api, self._clock, self.kinds, namespace, self._parents, until)
@@ -212,7 +212,7 @@ class OwnerLook:
     """
 
     def __init__(self, api: Api, clock: Clock, kinds: Kinds, namespace: str, parents: Parents, until: float) -> None:
-        """`parents`: by namespace and reference, the controllers of owners that were read earlier."""
+        """`parents`: controllers of owners that were read before, by namespace and reference."""
         self._api = api
         self._clock = clock
         self._kinds = kinds
@@ -360,7 +360,7 @@ class OwnerLook:
 
 
 def pods_wanted(kind: str, found: Json) -> int | None:
-    """How many pods a Job or StatefulSet keeps running at once; None for other kinds, and if it does not specify this.
+    """The number of pods that a Job or StatefulSet keeps running at once; None if unspecified, and for other kinds.
 
     Raises ValueError if the number is invalid, because members may then be missing.
     """

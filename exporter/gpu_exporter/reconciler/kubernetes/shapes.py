@@ -31,7 +31,7 @@ Wanted: TypeAlias = Mapping[str, int] | None  # pods by role; None where they ca
 
 
 class Found(NamedTuple):
-    """An object on which an act is possible, as it was read. `between`: by UID, the objects between it and its pods."""
+    """An object on which an action is possible. `between`: by UID, the objects between this object and its pods."""
 
     target: Json
     between: Mapping[str, Json]
@@ -46,7 +46,7 @@ class Shape(NamedTuple):
     `adopts`: whether the object would adopt a pod with these labels and no controller.
     `shares_name`: the object's controller finds an object between by its name, even if that has another owner.
     `rest`: the path of the field that suspends or stops the object.
-    `verbs`: the possible acts on the object, from ACTIONS.
+    `verbs`: the possible actions on the object, from ACTIONS.
     """
 
     kind: Kind
@@ -91,7 +91,10 @@ def _job_wants(found: Found) -> Wanted:
 
 
 def _jobset_wants(found: Found) -> Wanted:
-    """By replicated job: the pods that the JobSet's existing Jobs want, plus all pods of Jobs that do not exist yet."""
+    """The number of pods that a JobSet wants, by replicated job.
+
+    Counts the pods that the existing Jobs want, plus all pods of Jobs that do not exist yet.
+    """
     wanted: Counter[str] = Counter()
     there: Counter[str] = Counter()
     for job in found.between.values():
@@ -117,7 +120,7 @@ def _replicated(owner: Json) -> str:
 
 
 def _replicas_of(field: str) -> Callable[[Found], Wanted]:
-    """Make the function `wants` of a Kubeflow kind. `field`: the field of the spec that contains the replicas."""
+    """Makes the function `wants` of a Kubeflow kind. `field`: the field of the spec that contains the replicas."""
 
     def wants(found: Found) -> Wanted:
         specs = _mapping(_spec(found.target).get(field))

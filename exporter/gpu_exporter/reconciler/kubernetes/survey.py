@@ -110,7 +110,7 @@ class PodSurveyor:
             return _left_out(name.namespace, name.name, MALFORMED, describe_bug(exc))
 
     def _make_room(self) -> None:
-        """Drop the largest namespaces until the others fit into KEPT_MAX, so that small namespaces are kept."""
+        """Drops the largest namespaces until the others fit into KEPT_MAX, so that small namespaces are kept."""
         weights = {name: read.view.weight for name, read in self._reads.items() if isinstance(read, _NamespaceRead)}
         total = sum(weights.values())
         for name in sorted(weights, key=weights.__getitem__, reverse=True):
@@ -121,7 +121,7 @@ class PodSurveyor:
             self._reads[name] = Unreadable(why, reason=TOO_LARGE, kind="Namespace")
 
     def _read_all(self, wanted: Mapping[str, Collection[str]]) -> dict[str, _NamespaceRead | Unreadable]:
-        """Read these pods of these namespaces. A namespace that is not read in time is unreadable in this cycle."""
+        """Reads these pods of these namespaces. A namespace that is not read in time is unreadable in this cycle."""
         found: dict[str, _NamespaceRead | Unreadable] = {}
         until = self._clock.monotonic() + EVIDENCE_S
         late = Unreadable(f"the API server was too slow for {len(wanted)} namespaces in this cycle", True)
@@ -154,7 +154,7 @@ class PodSurveyor:
         return dict.fromkeys(wanted, late) | found
 
     def _read(self, namespace: str, pods: Collection[str], until: float) -> _NamespaceRead:
-        """Read a namespace, and the controllers of these pods. Raises MarkError."""
+        """Reads a namespace, and the controllers of these pods. Raises MarkError."""
         most = Budget(LIST_MAX, until, self._clock)
         view = read_namespace(self._api, namespace, self._resources, pods, most)
         look = self._owners.look(namespace, until)
@@ -241,7 +241,7 @@ def _left_out(namespace: str, name: str, reason: str, why: str) -> Unreadable:
 def _members_of(
     namespace: str, gangs_: Mapping[str, frozenset[str]], view: NamespaceView
 ) -> dict[str, tuple[Member, ...]]:
-    """By pod, the members of its gang. All members share one list, because a gang may have thousands."""
+    """The members of each pod's gang, by pod. Pods of one gang share one list: it may have thousands of members."""
     lists: dict[frozenset[str], tuple[Member, ...]] = {}
     for gang in gangs_.values():
         if gang not in lists:
@@ -328,7 +328,7 @@ def acts_on(owners: Sequence[Owner]) -> str:
 
 
 def target_of(owners: Sequence[Owner]) -> Reference | None:
-    """The target of an act on a pod with these controllers; None if the reconciler never acts on it."""
+    """The target of an action on a pod with these controllers; None if the reconciler never acts on it."""
     found = match([owner.link for owner in owners])
     if found is None:
         return None
@@ -338,7 +338,7 @@ def target_of(owners: Sequence[Owner]) -> Reference | None:
 
 
 def pods_missing(pod: PodView, owners: Sequence[Owner], view: NamespaceView) -> int:
-    """How many members of the pod's gang do not exist yet. The existing members wait for them."""
+    """The number of members of the pod's gang that do not exist yet. The existing members wait for them."""
     missing = 0
     if owners and owners[0].wanted is not None and owners[0].kind not in LOOSE:
         missing = owners[0].wanted - view.alive.get(owners[0].link, 0)

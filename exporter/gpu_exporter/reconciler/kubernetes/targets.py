@@ -1,7 +1,7 @@
-"""Reads the target of an act, and all pods that the act would end, from one list of the pods in its namespace.
+"""Reads the target of an action, and all pods that the action would end, from one list of the pods in its namespace.
 
-A pod is a member if its chain of controllers was read and fits the shape of the target's kind. If the kind of a pod's
-controller is not part of the shape, the act does not end this pod, and its controllers are not read.
+A pod is a member if its chain of controllers was read and fits the shape of the target's kind. A pod is no member if
+its controller's kind is not part of the shape. Then the action does not end the pod, and its controllers are not read.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ MANAGERS = (
 
 
 class Lever(NamedTuple):
-    """The object that an act patches.
+    """The object that an action patches.
 
     `place`: group, version, namespace, plural and name. `found`: the object as it was read. `path`, `value`: the field
-    that the act sets, and its new value.
+    that the action sets, and its new value.
     """
 
     place: tuple[str, str, str, str, str]
@@ -155,7 +155,7 @@ class TargetReader:
         )
 
     def _list(self, namespace: str, link: Link, shape: Shape, until: float) -> _Pods:
-        """List the pods of the namespace, and keep those that may be related to the target. Raises MarkError."""
+        """Lists the pods of the namespace, and keeps those that may be related to the target. Raises MarkError."""
         kept = _Pods([], {}, [], [], [], [])
         left_out: dict[str, tuple[str, str]] = {}
         left = VIEW_MAX
@@ -219,8 +219,8 @@ class TargetReader:
     def _sort(
         self, pods: _Pods, look: OwnerLook, link: Link, shape: Shape, found: Json
     ) -> tuple[list[tuple[Json, PodView]], dict[str, Json], list[str], list[str]]:
-        """Sort the pods. Returns the members, each with its controller; the objects between members and target, by UID;
-        strangers; and unread objects.
+        """Sorts the pods. Returns the members, each with its controller; the objects between members and target, by
+        UID; strangers; and unread objects.
         """
         members: list[tuple[Json, PodView]] = []
         between: dict[str, Json] = {}
@@ -369,10 +369,10 @@ def _wish_text(why: str, idle_after_s: float, idle_s: float) -> str:
 
 
 def _above(found: Json, title: str) -> str:
-    """The controller that would undo the act, or that depends on the target, in words; "" for none."""
+    """The controller that would undo the action, or that depends on the target, in words; "" for none."""
     owner = controller_of(found["metadata"])
     if owner is not None:
-        why = "whose other runs depend on it" if owner.kind == "CronJob" else "which would undo the act"
+        why = "whose other runs depend on it" if owner.kind == "CronJob" else "which would undo the action"
         return f"{title} belongs to {owner.kind}/{owner.name}, {why}"
     spec = found.get("spec") or {}
     manager = str(spec.get("managedBy") or (spec.get("runPolicy") or {}).get("managedBy") or "")
@@ -380,7 +380,7 @@ def _above(found: Json, title: str) -> str:
 
 
 def _obstacle(live: Json, title: str) -> Skipped | None:
-    """Why an object cannot be suspended or stopped: it is being deleted, has ended, or is already suspended."""
+    """The reason why an object cannot be suspended or stopped: it is being deleted, ended or suspended already."""
     metadata, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
     if metadata.get("deletionTimestamp"):
         return Skipped("terminating", f"{title} is being deleted")

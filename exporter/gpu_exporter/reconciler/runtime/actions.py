@@ -39,7 +39,7 @@ class ProofPlaces(NamedTuple):
 
 
 def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, keeps_texts: bool) -> None:
-    """Raise ValueError if the settings request acts that cannot be proven or recorded."""
+    """Raises ValueError if the settings request actions that cannot be proven or recorded."""
     actions = settings.actions
     if actions.mode == NONE:
         return
@@ -50,7 +50,7 @@ def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, k
             ("--alertmanager.url, to check that owners were alerted", places.alertmanager is not None),
             ("--audit.file, to record what was done and why", has_audit or actions.mode != ACT),
             (
-                "--kubernetes.lease or --state.directory, to keep decisions and acts over restarts",
+                "--kubernetes.lease or --state.directory, to keep decisions and actions over restarts",
                 keeps_texts,
             ),
         )
@@ -65,7 +65,7 @@ def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, k
 
 
 class ActionPlan(NamedTuple):
-    """The plan for acts on underused holders, from settings and flags.
+    """The plan for actions on underused holders, from settings and flags.
 
     `clients`: for the PromQL API and for Alertmanager. `texts`: the place of the journal, which mode act needs.
     """
@@ -84,7 +84,7 @@ class ActionPlan(NamedTuple):
         audit: AuditLog | None,
         may_write: Callable[[], bool],
     ) -> ActionRunner | None:
-        """The runner of the acts; None in mode none. `may_write`: whether this process may write now. Raises
+        """The runner of the actions; None in mode none. `may_write`: whether this process may write now. Raises
         MarkError.
         """
         actions, policy, places = self.settings.actions, self.settings.policy, self.places

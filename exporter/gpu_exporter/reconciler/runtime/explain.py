@@ -42,7 +42,7 @@ class ExplainRequest(NamedTuple):
 
 
 def explain_past(source: ExplainingSource, book: Rulebook, question: ExplainRequest, at_wall: float) -> int:
-    """Explain the stage at `at_wall` (Unix seconds). The live objects of that time are no longer known.
+    """Explains the stage at `at_wall` (Unix seconds). The live objects of that time are no longer known.
 
     Returns the exit code. Raises OSError.
     """
@@ -58,7 +58,7 @@ def explain_once(
     clock: Clock = SYSTEM_CLOCK,
     actions: Actions = NO_ACTIONS,
 ) -> int:
-    """Print every number behind the stage of the requested holders. Returns the exit code. Raises OSError.
+    """Prints every number behind the stage of the requested holders. Returns the exit code. Raises OSError.
 
     `preview`: reads the live objects; None for a time in the past. `clock`: shows the time to explain.
     """
@@ -118,7 +118,7 @@ def explain_once(
 
 
 def _say_last_seen(source: ExplainingSource, names: Sequence[HolderName]) -> str:
-    """When the first of these holders last held a GPU; "" if that is not known."""
+    """The last time at which any of these holders held a GPU, in words; "" if unknown."""
     try:
         last = source.read_last_seen(names[0]) if names else None
     except AnswerError:
@@ -159,7 +159,7 @@ def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivi
 
 
 def _read_use(source: ExplainingSource, decision: Decision, policy: Policy) -> UseOfUnits:
-    """How the holder uses its units, without units whose last sample is old, since their node may be silent now."""
+    """The holder's use of its units. Omits units whose last sample is old, since their node may be silent now."""
     try:
         found = source.read_use(decision.name, decision.units)
     except AnswerError as exc:
@@ -170,7 +170,7 @@ def _read_use(source: ExplainingSource, decision: Decision, policy: Policy) -> U
 
 
 def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, float]:
-    """By pool, the GPUs that others wait for. Queried only for a holder that uses its GPUs badly."""
+    """The GPUs that others wait for, by pool. Queried only for a holder that uses its GPUs badly."""
     if decision.stage not in LABELLED and not any(unit.causes for unit in decision.units):
         return {}
     try:
@@ -181,5 +181,5 @@ def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, 
 
 
 def complain(text: str) -> None:
-    """Print to standard error what is missing from the output."""
+    """Prints to standard error what is missing from the output."""
     print(f"gpu-exporter: {one_line(text)}", file=sys.stderr)  # noqa: T201

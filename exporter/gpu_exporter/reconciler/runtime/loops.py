@@ -47,7 +47,7 @@ def reconcile_once(
     preview: Preview,
     pauses: Sequence[PauseSource] = (),
 ) -> int:
-    """Run one cycle that writes nothing. Returns the exit code."""
+    """Runs one cycle that writes nothing. Returns the exit code."""
     try:
         evidence, decisions, problems, *_ = Judge(source, preview.surveyor, book, SYSTEM_CLOCK, pauses).judge()
     except AnswerError as exc:
@@ -77,7 +77,7 @@ class Reconciler(NamedTuple):
 class Writing(NamedTuple):
     """The parts that write decisions.
 
-    `lease`: of several reconcilers, only the holder of this Lease writes. `actions`: the plan for acts on underused
+    `lease`: of several reconcilers, only the holder of this Lease writes. `actions`: the plan for actions on underused
     holders.
     """
 
@@ -107,7 +107,7 @@ def _cycle_until_signal(
 
 
 def apply_forever(parts: Reconciler, writing: Writing) -> int:
-    """Run cycles that write until a signal. With a Lease, write only while this process holds it."""
+    """Runs cycles that write until a signal. With a Lease, writes only while this process holds it."""
     lease, telemetry, record = writing.lease, parts.telemetry, parts.record
     stop, may_write = stop_on_signal(), lease.may_write if lease is not None else lambda: True
     pauses = parts.pauses if lease is None else [*parts.pauses, lease]
@@ -139,7 +139,7 @@ def apply_once(
     audit: AuditLog | None,
     pauses: Sequence[PauseSource],
 ) -> int:
-    """Run one cycle that writes. Returns the exit code.
+    """Runs one cycle that writes. Returns the exit code.
 
     Marks without evidence are removed at once, because a single cycle cannot wait for evidence.
     """
@@ -156,9 +156,9 @@ def remove_all(
     patience_s: float = PATIENCE_S,
     form: str = "table",
 ) -> int:
-    """Print every mark, as JSON if `form` is json. With `apply`, also withdraw the marks. Returns the exit code.
+    """Prints every mark, as JSON if `form` is json. With `apply`, also withdraw the marks. Returns the exit code.
 
-    With a Lease, write only while this process holds it, because a reconciler that is about to end could set a mark
+    With a Lease, writes only while this process holds it, because a reconciler that is about to end could set a mark
     again. Raises MarkError if the marks cannot be listed, or if the Lease is not free within `patience_s`.
     """
     stop = threading.Event()
@@ -185,7 +185,7 @@ def remove_all(
 
 
 def reconcile_forever(parts: Reconciler, preview: Preview) -> int:
-    """Run dry-run cycles until a signal. Log each change of the marks that --apply would write or refuse."""
+    """Runs dry-run cycles until a signal. Log each change of the marks that --apply would write or refuse."""
     judge = Judge(parts.source, preview.surveyor, parts.book, SYSTEM_CLOCK, parts.pauses, parts.record)
     dry = DryRun(judge, parts.book.site, parts.telemetry, preview, SYSTEM_CLOCK)
     _cycle_until_signal(dry.run, dry.task, parts, stop_on_signal())

@@ -10,12 +10,12 @@ from gpu_exporter.reconciler.pause import PauseNote, PausePlace, PauseUnreadable
 
 
 def start_pause(place: PausePlace, lasts_s: float, reason: str, form: str = "text") -> int:
-    """Start a pause now, which replaces any other pause. Returns the exit code. Raises OSError, MarkError."""
+    """Starts a pause now, which replaces any other pause. Returns the exit code. Raises OSError, MarkError."""
     return _write(place, PauseNote(SYSTEM_CLOCK.wall() + lasts_s, reason), form)
 
 
 def end_pause(place: PausePlace, form: str = "text") -> int:
-    """End the pause now. Returns the exit code. Raises OSError, MarkError."""
+    """Ends the pause now. Returns the exit code. Raises OSError, MarkError."""
     now = SYSTEM_CLOCK.wall()
     try:
         note = place.read_pause()
@@ -27,7 +27,7 @@ def end_pause(place: PausePlace, form: str = "text") -> int:
 
 
 def show_pause(place: PausePlace, form: str = "text") -> int:
-    """Print whether there is a pause. Returns the exit code."""
+    """Prints whether there is a pause. Returns the exit code."""
     try:
         note = place.read_pause()
     except PauseUnreadable as exc:

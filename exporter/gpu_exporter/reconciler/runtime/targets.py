@@ -38,7 +38,7 @@ def build_source(
     at: float | None = None,
     find_monitors: FindMonitors | None = None,
 ) -> ExplainingSource:
-    """Build the source of evidence: the PromQL API if its address is given, otherwise the exporters. `at`: a past time
+    """Builds the source of evidence: the PromQL API if its address is given, otherwise the exporters. `at`: a past time
     (Unix seconds). `find_monitors`: as explain_absence. Raises ValueError.
     """
     if (prometheus is not None) == bool(exporters):
@@ -81,7 +81,7 @@ class Targets(NamedTuple):
 
 
 def explain_monitors(targets: Targets) -> Absence | None:
-    """What the PodMonitors of the cluster show; None without a cluster, and if they cannot be read."""
+    """The finding in the cluster's PodMonitors; None without a cluster, or if they cannot be read."""
     if targets.kubernetes is False:
         return None
     try:

@@ -1,1 +1,1 @@
-"""Jobs of Slurm: their surroundings, their marks, acts on them, and the demand for GPUs."""
+"""Jobs of Slurm: their surroundings, their marks, actions on them, and the demand for GPUs."""

@@ -1,8 +1,8 @@
 """Requeues jobs whose owners allow it. Cancels other jobs if the site allows that.
 
 `scontrol requeue` and `scancel` take the id of a job, but cannot select one run of the job. So the job is read right
-before the command. A note about the act is first written into the job's mark, and read back. If the process ends before
-the command, the note remains, and no second command is given while the mark remains.
+before the command. A note about the action is first written into the job's mark, and read back. If the process ends
+before the command, the note remains, and no second command is given while the mark remains.
 
 A heterogeneous job is one target: either command ends all of its components.
 """
@@ -83,7 +83,7 @@ class JobActor:
         if any(acted_on(job) != entry.note for job in again if _holds_gpus(job)):
             raise Refused(
                 "changed",
-                "the note about the act was written but cannot be read back from the job, so the act is not done",
+                "the note about the action was written but cannot be read back from the job, so the action is not done",
             )
         first = now[0]
         if target.verb == REQUEUE:
@@ -108,7 +108,7 @@ class JobActor:
         """See Actor.tell. There is nothing to do, because the mark contains the note, and sacct shows the mark."""
 
     def _verb(self, components: Sequence[LiveJob], verbs: Sequence[str]) -> tuple[str, str]:
-        """The act, and in words how the job can run again."""
+        """The action, and in words how the job can run again."""
         (job, *others) = components
         asked = job.is_batch and job.may_requeue and REQUEUE_OK.search(job.comment) is not None
         if asked and not others and REQUEUE in verbs:
@@ -124,7 +124,7 @@ class JobActor:
         return Part(name, job.incarnation, units, waits=waits, wish=keep or around.ceiling)
 
     def _read_again(self, before: Sequence[LiveJob]) -> list[LiveJob]:
-        """Read the components again. Raises Refused if more than a mark has changed, e.g. if a component was
+        """Reads the components again. Raises Refused if more than a mark has changed, e.g. if a component was
         restarted.
         """
         now = [self._marker.read(job.job_id) for job in before]
@@ -152,8 +152,9 @@ def _holds_gpus(job: LiveJob) -> bool:
 
 
 def _unmarked(holding: Sequence[LiveJob]) -> Skipped | None:
-    """Why the act must not run: no component holds GPUs, or a component with GPUs has no mark `underused`. None if it
-    may run.
+    """The reason why the action must not run, None if it may run.
+
+    Each component with GPUs must have the mark `underused`, and at least one component must have GPUs.
     """
     if not holding:
         return Skipped("changed", "it holds no GPU now")

@@ -36,9 +36,9 @@ GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?:[:=][^\s:=,()]*[^\s:=,()\d][^\s:=,
 
 
 def parse_demand(text: str, job_max: int, tenant_max: int) -> Demand:
-    """GPUs by partition from the output of `squeue -h -a -r -t PENDING -O FORMAT`. Malformed lines are left out.
+    """GPUs by partition from the output of `squeue -h -a -r -t PENDING -O FORMAT`. Malformed lines are omitted.
 
-    `job_max`, `tenant_max`: how many GPUs of one job and of one account count at most. A job that asks for several
+    `job_max`, `tenant_max`: the most GPUs of one job and of one account that count. A job that asks for several
     partitions counts in each of them. Raises ValueError if all lines are malformed.
     """
     demand: Counter[str] = Counter()

@@ -76,7 +76,7 @@ class LiveJob(NamedTuple):
 
     @property
     def words(self) -> frozenset[str]:
-        """Its state and the flags of this state, each as one word."""
+        """The job's state and the flags of the state, each as one word."""
         return frozenset(self.state.split(","))
 
     @property
@@ -179,10 +179,10 @@ def _leader(row: dict[str, Any]) -> str:
 
 
 def _given(row: dict[str, Any]) -> tuple[int | None, bool, bool]:
-    """How many GPUs Slurm gave a job; whether it has only a part of a GPU; and whether it asks for GPUs or may have
-    some.
+    """The number of GPUs that Slurm gave a job, whether they are only a part of a GPU, whether it may have GPUs.
 
-    Only `gres_detail` shows the GPU of a part. If AccountingStorageTRES does not name GPUs, which is the default, only
+    The second value is true for shard and mps. The third is true if the job asks for GPUs or may have some. Only
+    `gres_detail` shows the GPU of a part. If AccountingStorageTRES does not name GPUs, which is the default, only
     `gres_detail` shows whole GPUs too.
     """
     allocated = str(row.get("tres_alloc_str") or "")
@@ -202,7 +202,7 @@ def _given(row: dict[str, Any]) -> tuple[int | None, bool, bool]:
 
 
 def _dependencies(text: str) -> frozenset[str]:
-    """Ids of the jobs that must end before this job starts. `after` is left out, because it waits for a job's start."""
+    """Ids of the jobs that must end before this job starts. Ignores `after`, which waits for a job's start."""
     parts = (part for part in re.split("[,?]", text) if not part.startswith("after:"))
     return frozenset(job for part in parts for job in DEPENDS_ON.findall(part))
 

@@ -50,7 +50,8 @@ def render_mark(decision: Decision, stage: str, start: float, acted: str = "") -
     """The text of a mark.
 
     `stage`: for a new mark, the stage of the decision; for a renewal, the stage of the mark. `start`: start of the job
-    (Unix seconds), which changes with a requeue. `acted`: the note about an act on this run of the job; "" for no act.
+    (Unix seconds), which changes with a requeue. `acted`: the note about an action on this run of the job; "" for no
+    action.
     """
     since = timestamp(decision.idle_since_wall or decision.observed_wall)
     return (
@@ -60,7 +61,7 @@ def render_mark(decision: Decision, stage: str, start: float, acted: str = "") -
 
 
 def acted_on(job: LiveJob) -> str:
-    """The note about an act on this run of a job, from its mark; "" for no act."""
+    """The note about an action on this run of a job, from its mark; "" for no action."""
     start = parse_timestamp(read_field(job.text, "start"))
     is_this_run = start is not None and abs(job.start - start) <= START_SLACK_S
     match = MARK.match(job.text)
@@ -68,9 +69,9 @@ def acted_on(job: LiveJob) -> str:
 
 
 def add_note(text: str, note: str) -> str:
-    """The text of a mark, with a note about an act on this run of its job.
+    """The text of a mark, with a note about an action on this run of its job.
 
-    The result does not contain the text of others after the mark. `set_text` keeps that text.
+    The result does not contain the text of others after the mark: `set_text` keeps that text.
     """
     match = MARK.match(text)
     assert match is not None
@@ -85,7 +86,7 @@ def _read_setting(settings: str, name: str) -> str:
 
 
 def run_slurm(*command: str) -> str:
-    """Run a command of Slurm and return its output. Raises MarkError."""
+    """Runs a command of Slurm and returns its output. Raises MarkError."""
     try:
         done = slurm_commands.run(command, TIMEOUT_S, MAX_ANSWER)
     except commands.CommandError as exc:
@@ -211,7 +212,7 @@ class JobMarker:
         self.set_text(job, render_mark(decision, mark.stage, job.start, acted_on(job)))
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
-        """Remove the mark from any run of the job, because a requeued job keeps the text of its last run."""
+        """Removes the mark from any run of the job, because a requeued job keeps the text of its last run."""
         try:
             job = self.read(mark.name.name)
         except Refused as exc:
@@ -279,7 +280,7 @@ class JobMarker:
         self.odd["Job", "malformed"] += count
 
     def set_text(self, job: LiveJob, text: str) -> None:
-        """Write a mark into its field, and remove older marks from other fields. Raises MarkError.
+        """Writes a mark into its field, and removes older marks from other fields. Raises MarkError.
 
         Text that others have added after a mark is kept.
         """
@@ -298,12 +299,12 @@ class JobMarker:
             raise MarkError("error", f"{NEEDS}; {left}") from exc
 
     def update(self, target: str, texts: Mapping[str, str]) -> None:
-        """Set these fields of one job. Raises MarkError."""
+        """Sets these fields of one job. Raises MarkError."""
         self._run("scontrol", "update", f"JobId={target}", *(f"{field}={text}" for field, text in texts.items()))
 
 
 def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
-    """Raise Refused if a live job of `cluster` must not carry the mark of this decision."""
+    """Raises Refused if a live job of `cluster` must not carry the mark of this decision."""
     if decision.cluster != cluster:
         known = f"is about a job of cluster {decision.cluster}" if decision.cluster else "names no Slurm cluster"
         raise Refused("cluster", f"the evidence {known}, but the live job is of cluster {cluster}")
@@ -315,18 +316,18 @@ def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
 
 
 def object_to_texts(job: LiveJob) -> None:
-    """Raise Refused if a job has no field that is free for a mark."""
+    """Raises Refused if a job has no field that is free for a mark."""
     if not job.field or (job.text and job.mark is None):
         raise Refused("foreign", "the field contains a text that the reconciler did not write")
 
 
 def object_to_job(job: LiveJob) -> None:
-    """Raise Refused if a live job must not carry any mark."""
+    """Raises Refused if a live job must not carry any mark."""
     if not job.runs:
         raise Refused("not_running", f"the job is {job.state}")
 
 
 def object_to_start(job: LiveJob, start_wall: float) -> None:
-    """Raise Refused if a live job has another start than the job of the evidence (`start_wall`, Unix seconds)."""
+    """Raises Refused if a live job has another start than the job of the evidence (`start_wall`, Unix seconds)."""
     if not job.start or not abs(job.start - start_wall) <= START_SLACK_S:
         raise Refused("replaced", "Slurm restarted the job after the evidence was read")

@@ -62,7 +62,7 @@ class Hours:
         return self.is_recorded and self.unpriced <= EXACT * self.held
 
     def figures(self) -> dict[str, float | None]:
-        """The numbers that are known to be right, by their names in JSON; None for the others."""
+        """The numbers that are certainly right, by their names in JSON; None for the others."""
         priced = self.is_priced
         return {
             "held_hours": self.held,
@@ -130,7 +130,7 @@ class IdleHours:
         self._cuts: list[tuple[float, set[tuple[str, HolderName]]]] = []
 
     def add(self, rows: Sequence[VectorRow]) -> None:
-        """Add the answer for a day."""
+        """Adds the answer for a day."""
         for row in rows:
             name, cluster = holder_name(row.labels), row.labels.get("cluster", "")
             before = self._found[cluster, name].idle if (cluster, name) in self._found else 0.0
@@ -143,7 +143,7 @@ class IdleHours:
             self._cuts.append((min(row.value for row in rows), shown))
 
     def list(self) -> list[IdleHolder]:
-        """Holders, the most idle hours first, without holders that the answer for some day may have cut off."""
+        """The holders, most idle hours first. Omits holders that the answer for some day may have cut off."""
         found = [
             each
             for key, each in self._found.items()

@@ -44,7 +44,7 @@ class Oversized(NamedTuple):
 
 
 def queries(holder: str, owner: str, window: str, matchers: str = "") -> Iterator[tuple[str, str]]:
-    """Yield name and PromQL of each query. `holder`, `owner`: labels. `window`: duration. `matchers`: of the series."""
+    """Yields name and PromQL of each query. `holder`, `owner`: labels. `window`: a duration."""
 
     def over(recording: str) -> str:
         return f"{recording}{f'{{{matchers}}}' if matchers else ''}[{window}:30m]"

@@ -49,8 +49,10 @@ class Segment(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """How much of the period Prometheus has seen, in seconds. `since`: the first sample of any exporter (Unix seconds),
-    None if there were exporters before the period. `failed`: share of the failed scrapes of exporters, None if unknown.
+    """The time of the period that Prometheus has seen, in seconds.
+
+    `since`: the first sample of any exporter (Unix seconds), None if there were exporters before the period. `failed`:
+    share of the failed scrapes of exporters, None if unknown.
     """
 
     seconds: float
@@ -64,7 +66,7 @@ class Seen(NamedTuple):
 
 
 def list_days(since_s: float, ago: float) -> Iterator[PeriodPart]:
-    """Divide `since_s` seconds into days, oldest first; the oldest may be shorter. The last day ends `ago` seconds
+    """Divides `since_s` seconds into days, oldest first; the oldest may be shorter. The last day ends `ago` seconds
     before the end of the period.
     """
     days = []
@@ -76,7 +78,7 @@ def list_days(since_s: float, ago: float) -> Iterator[PeriodPart]:
 
 
 def seen_seconds(matcher: str, part: PeriodPart) -> str:
-    """PromQL: the seconds of this part in which any exporter was seen."""
+    """PromQL: the number of seconds of this part with a series of any exporter."""
     return f"count_over_time((count({BUILD}{{{matcher}}})){part.steps(STEP_S)}) * {STEP_S:.0f}"
 
 
@@ -86,7 +88,7 @@ def first_sample(matcher: str, part: PeriodPart) -> str:
 
 
 def failed_share(matcher: str, part: PeriodPart) -> str:
-    """PromQL: the share of failed scrapes, of the targets that had an exporter's series at any time of this part."""
+    """PromQL: the share of failed scrapes, over the targets that had any series of an exporter in this part."""
     step_s = max(STALE_S, part.span / UP_STEPS)
     ours = f"group by (job, instance) (max_over_time({BUILD}{{{matcher}}}{part.steps(step_s)}))"
     return f"1 - avg(avg_over_time(up{{{matcher}}}{part.steps(step_s)}) and on (job, instance) {ours})"
@@ -103,7 +105,7 @@ def lost_growth(matcher: str, before: PeriodPart, after: PeriodPart) -> str:
 def join(
     parts: Sequence[PeriodPart], seen: Mapping[PeriodPart, float], borders: Iterable[PeriodPart]
 ) -> Iterator[Segment]:
-    """Join these parts to segments, oldest first. `borders`: parts at whose end growth would be lost. A part without
+    """Joins these parts to segments, oldest first. `borders`: parts at whose end growth would be lost. A part without
     samples belongs to a gap if parts before and after it have samples.
     """
     lost = set(borders)

@@ -160,7 +160,7 @@ class DigestReader:
     def _read_facts(
         self, now: Sequence[PeriodPart], before: Sequence[PeriodPart], end: float
     ) -> dict[tuple[PeriodPart, str], list[VectorRow]]:
-        """Query the facts on which the queries of the hours depend."""
+        """Queries the facts on which the queries of the hours depend."""
         whole = PeriodPart(0.0, sum(part.span for part in now))
         asked = [(whole, ("enforced", self._count("gpu_up", 'namespace!=""', whole)))]
         asked += [(whole, ("nameless", self._count(HELD, 'node=""', whole)))]
@@ -221,7 +221,7 @@ class DigestReader:
             raise AnswerError(str(exc)) from exc
 
     def _queries(self, part: PeriodPart, all_of_it: bool, twice: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Yield name and PromQL of each query. `all_of_it`: false to read only hours. `twice`: nodes with several
+        """Yields name and PromQL of each query. `all_of_it`: false to read only hours. `twice`: nodes with several
         targets.
         """
         counters = [(name, f"gpu_tenant_{name}_gpu_seconds_total", 3600.0) for name in HOURS]
@@ -286,7 +286,7 @@ def _hours(answers: Mapping[str, list[VectorRow]]) -> dict[TenantName, Hours]:
 
 
 def _missing(digest: Digest, twice: list[str], currencies: list[str], *, has_nameless: bool) -> Iterator[str]:
-    """Yield a text for each value that is missing or may be wrong, and remove the wrong values from the digest.
+    """Yields a text for each value that is missing or may be wrong, and removes the wrong values from the digest.
 
     `twice`: nodes that several targets scraped. `currencies`: of the prices.
     """

@@ -145,7 +145,7 @@ def headline(digest: Digest) -> str:
 
 
 def coverage(digest: Digest) -> str:
-    """How much of the period is known, in one or two sentences."""
+    """The known part of the period, in one or two sentences."""
     known = f"data of {sum(day is not None for _, day in digest.days)} of {len(digest.days)} days"
     seen = digest.seen
     if seen is None:
@@ -165,7 +165,7 @@ def _money(cost: float | None, digest: Digest) -> str:
 
 
 def _notes(digest: Digest) -> list[str]:
-    """What the words mean, and what is missing."""
+    """Notes below the digest: the meaning of its words, and the missing data."""
     short = f"; in the list of holders for at least {describe_duration(digest.idle_short_s)} (alerts.idle_short)"
     notes = [f"idle: utilization 0 and no other activity, for any time{short if digest.holders else ''}"]
     if digest.total.unproven >= SHOWN_MIN:
@@ -177,7 +177,7 @@ def _notes(digest: Digest) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Format a number, below 100 with one decimal place: a rounder number would contradict the percentage beside it."""
+    """Formats a number, below 100 with one decimal place, so that it agrees with the percentage beside it."""
     return f"{value:,.0f}" if value >= WHOLE_MIN else f"{value:,.1f}"
 
 
@@ -210,7 +210,7 @@ def _tables(digest: Digest) -> list[Table]:
 
 
 def _meant(cause: str) -> tuple[str, str]:
-    """A cause in a few words, and what its owner, or else the site, can change; UNKNOWN for a newer cause."""
+    """A cause in a few words, and the change that its owner, or else the site, can make; UNKNOWN for a newer cause."""
     meaning = CAUSES.get(cause)
     return (UNKNOWN, UNKNOWN) if meaning is None else (meaning.title, meaning.owner or meaning.site or UNKNOWN)
 

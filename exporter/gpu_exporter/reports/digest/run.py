@@ -17,7 +17,7 @@ RENDER = {"text": render_text, "html": render_html, "json": render_json}
 
 
 def print_digest(address: Address, matcher: str, alerts: Alerts, fetch: Fetch, since_s: float, form: str) -> int:
-    """Print the digest up to now on standard output. Returns the exit code, NO_DATA if there is no data."""
+    """Prints the digest up to now on standard output. Returns the exit code, NO_DATA if there is no data."""
     try:
         digest = DigestReader(address, matcher, alerts, fetch).read(since_s, SYSTEM_CLOCK.wall())
     except AnswerError as exc:

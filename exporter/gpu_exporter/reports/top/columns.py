@@ -1,4 +1,4 @@
-"""Which columns of the table a window shows. Pure."""
+"""Chooses the columns of the table that fit into a window. Pure."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ VALUES = ("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE")  # of the chosen ro
 
 
 def _number(value: float | None) -> float:
-    """Sort key: largest first, unknown values last."""
+    """Sorts key: largest first, unknown values last."""
     return -1.0 if value is None else value
 
 
@@ -83,7 +83,7 @@ def summary(reading: ClusterReading, nodes: int) -> str:
     shown = [each for each in reading.rows if each.row.state != "mig"]
 
     def count(is_so: Callable[[Row], object]) -> int:
-        """The number of units in such rows. A shared GPU has one row for each holder."""
+        """The number of units in the matching rows. A shared GPU has one row for each holder."""
         return len({(each.node, each.row.gpu) for each in shown if is_so(each.row)})
 
     stalled, silent = count(lambda row: row.state == "stalled"), count(lambda row: row.state in SILENT_STATES)
@@ -116,8 +116,9 @@ def table(rows: Sequence[NodeRow], *, with_node: bool, width: int | None = None,
 
 
 def describe(each: NodeRow, rows: Sequence[NodeRow], *, with_node: bool) -> list[str]:
-    """The chosen row in sentences: its title, the whole reason, what to change, and its values. `rows`: all rows, since
-    the advice is only in the first row of its holder.
+    """The chosen row in sentences: title, whole reason, advice and values.
+
+    `rows`: all rows, since the advice is only in the first row of its holder.
     """
     row, values = each.row, dict(zip(NAMES, each.row.texts, strict=True))
     node = f"{each.node} " if with_node else ""
@@ -143,9 +144,7 @@ def _wrap(texts: Sequence[str], width: int, most: int) -> list[str]:
 
 
 def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, width: int) -> list[ScreenLine]:
-    """At most `height` lines of `width` characters: summary, problems, table, the chosen row in sentences, and help for
-    the keys.
-    """
+    """At most `height` lines of `width` characters: summary, problems, table, the chosen row in sentences, keys."""
     problems = list_problems(reading)
     room = max(1, height // 4)
     if len(problems) > room:

@@ -52,7 +52,7 @@ COLOURS = {BAD: ((231, 124), (7, 1)), WARN: ((16, 214), (0, 3)), GOOD: ((231, 22
 
 
 def print_once(nodes: Sequence[Address], wish: ViewOptions, fetch: Callable[..., str], form: str = "table") -> int:
-    """Print the rows, as a table with a summary or as JSON. Returns the exit code: PARTIAL if a node has a problem,
+    """Prints the rows, as a table with a summary or as JSON. Returns the exit code: PARTIAL if a node has a problem,
     NO_DATA if no node has answered.
     """
     reading = read_nodes(nodes, fetch)
@@ -70,7 +70,7 @@ def print_once(nodes: Sequence[Address], wish: ViewOptions, fetch: Callable[...,
 
 
 def find_obstacle(environment: Mapping[str, str]) -> str:
-    """Why this terminal cannot show a live table, "" if it can."""
+    """The reason why this terminal cannot show a live table, "" if it can."""
     try:
         import curses
     except ImportError:
@@ -110,12 +110,12 @@ class _KeyReader:
             self._over.wait(self._interval_s)
 
     def end(self) -> None:
-        """Stop reading."""
+        """Stops reading."""
         self._over.set()
 
 
 def run_top(nodes: Sequence[Address], wish: ViewOptions, interval_s: float, fetch: Callable[..., str]) -> int:
-    """Show the nodes on the whole terminal until q or a signal. Call it only if find_obstacle finds no obstacle."""
+    """Shows the nodes on the whole terminal until q or a signal. Call it only if find_obstacle finds no obstacle."""
     import curses
 
     stop = stop_on_signal()  # the default action would leave the terminal in the mode of curses
@@ -172,7 +172,7 @@ def _set_colours(environment: Mapping[str, str]) -> dict[str, int]:
 
 
 def _put(window: curses.window, y: int, line: ScreenLine, tones: Mapping[str, int]) -> None:
-    """Write one line. Raises curses.error where the window is smaller."""
+    """Writes one line. Raises curses.error where the window is smaller."""
     import curses
 
     styles = {PLAIN: curses.A_NORMAL, TITLE: curses.A_BOLD, CHOSEN: curses.A_REVERSE, KEYS: curses.A_REVERSE}

@@ -49,7 +49,7 @@ PATIENCE_MAX_S = 600.0  # the longest Retry-After that is obeyed
 
 
 def connect(kubeconfig: str = "") -> Api:
-    """Connect to the API server of this pod's service account, or of a kubeconfig. Raises MarkError that names the
+    """Connects to the API server of this pod's service account, or of a kubeconfig. Raises MarkError that names the
     missing part.
     """
     settings = client.Configuration()
@@ -99,7 +99,7 @@ class Budget:
         self._clock = clock
 
     def spend(self, length: int) -> None:
-        """Count bytes that were read. Raises MarkError above the length limit, or after the time limit."""
+        """Counts bytes that were read. Raises MarkError above the length limit, or after the time limit."""
         self._left -= length
         if self._left < 0:
             raise MarkError("size", f"the list is longer than {self._length // MIB} MiB")
@@ -147,7 +147,7 @@ class Api:
         keep: Callable[[Json], Json] = lambda found: found,
         **options: Any,
     ) -> Json:
-        """Send one request by a function of the client. Returns JSON, because typed objects would need ten times the
+        """Sends one request by a function of the client. Returns JSON, because typed objects would need ten times the
         memory.
 
         `keep`: extracts the needed part of a large answer. Raises MarkError. This is an OddAnswer if the answer is
@@ -176,7 +176,7 @@ class Api:
                 raise OddAnswer(MALFORMED, why) from exc
 
     def send(self, function: Any, *arguments: Any, **options: Any) -> None:
-        """Send one request, and check only the status of the answer. Raises MarkError."""
+        """Sends one request, and checks only the status of the answer. Raises MarkError."""
         chunks = self._request(function, *arguments, **options)
         length = 0
         for chunk in chunks:
@@ -205,12 +205,12 @@ class Api:
         most: Budget | None = None,
         **options: Any,
     ) -> Iterator[T]:
-        """The result of `keep` for each object of a list. The pages are read as a stream.
+        """Yields the result of `keep` for each object of a list. The pages are read as a stream.
 
         `kind`: the kind of the objects.
-        `keep`: may raise any exception. Then the object is left out, logged and counted. The same applies to an object
-        that is too large.
-        `odd`: called for every object that is left out, with its name, one of REASONS, and the reason in words.
+        `keep`: extracts the needed part. If it raises an exception, the object is omitted, logged and counted, like an
+        object that is too large.
+        `odd`: called for every omitted object, with its name, one of REASONS, and the reason in words.
         `most`: the limits of the list.
         """
 
@@ -273,7 +273,7 @@ class Api:
             response.close()  # after a complete answer the connection is already back in the pool
 
     def _note_odd(self, kind: str, name: str, reason: str, why: str) -> None:
-        """Count an object that is left out. Log it once."""
+        """Counts an omitted object. Logs it once."""
         with self._lock:
             self.odd[kind, reason] += 1
             is_new = (kind, name) not in self._odd_names

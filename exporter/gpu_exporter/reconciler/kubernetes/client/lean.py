@@ -67,7 +67,7 @@ def _is_read(key: str) -> bool:
 
 
 def _texts(value: Any, what: str, odd: list[tuple[str, str]]) -> Mapping[str, str]:
-    """Labels or annotations. Values that are not texts are left out, and recorded in `odd`."""
+    """Labels or annotations. Omits values that are not texts, and records them in `odd`."""
     if value is None:
         return {}
     texts = {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
@@ -77,7 +77,7 @@ def _texts(value: Any, what: str, odd: list[tuple[str, str]]) -> Mapping[str, st
 
 
 def _rows(value: Any, what: str, odd: list[tuple[str, str]]) -> list[Mapping[str, Any]]:
-    """A list of JSON objects. Other values are left out, and recorded in `odd`."""
+    """A list of JSON objects. Omits other values, and records them in `odd`."""
     if value is None:
         return []
     rows: list[Mapping[str, Any]] = []
@@ -116,7 +116,7 @@ def _written(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Reduce a marked or soon marked pod to the fields that are used. Raises Odd, ValueError and similar exceptions."""
+    """Reduces a pod to the fields that its mark needs. Raises Odd, ValueError and similar exceptions."""
     spec, status = pod["spec"], pod.get("status") or {}
     return {
         "metadata": trim(pod["metadata"]),
@@ -160,7 +160,7 @@ def is_sidecar(container: Mapping[str, Any]) -> bool:
 
 
 def _trim_container(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Reduce a container to its name, restart policy, limits of device plugins, and whether it has claims.
+    """Reduces a container to its name, restart policy, limits of device plugins, and whether it has claims.
 
     Names of device plugin resources contain a domain.
     """
@@ -187,7 +187,7 @@ class Room:
         self._text = text
 
     def take(self, cost: int) -> None:
-        """Use `cost` bytes. Raises Odd if they exceed the free memory."""
+        """Uses `cost` bytes. Raises Odd if they exceed the free memory."""
         self._left -= cost
         if self._left < 0:
             raise Odd(TOO_LARGE, self._text)

@@ -54,7 +54,7 @@ def open_pause(kubeconfig: str, place: str) -> LeasePause:
 
 
 def split_place(place: str) -> tuple[str, str]:
-    """Split NAMESPACE/NAME into namespace and name. Raises ValueError."""
+    """Splits NAMESPACE/NAME into namespace and name. Raises ValueError."""
     namespace, slash, name = place.partition("/")
     if not (namespace and slash and name) or "/" in name:
         raise ValueError(f"--kubernetes.lease {place!r}: write it as NAMESPACE/NAME")
@@ -100,19 +100,19 @@ class Lease:
         return parse_note(self._annotations, f"Lease {self._namespace}/{self._name}")
 
     def describe(self) -> str:
-        """Why this process does not hold the Lease."""
+        """The reason why this process does not hold the Lease."""
         place = f"Lease {self._namespace}/{self._name}"
         if self._trouble:
             return f"{place}: {self._trouble}"
         return f"{self._seen[0]} holds {place}" if self._seen else f"{place}: the API server has not answered yet"
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` until this process holds the Lease. Returns whether it does."""
+        """Waits at most `seconds` until this process holds the Lease. Returns whether it does."""
         with self._lock:
             return self._lock.wait_for(self._may_write, seconds)
 
     def keep(self, stop: threading.Event) -> None:
-        """Take and renew the Lease in a separate thread until `stop`. Raises NoThread."""
+        """Takes and renews the Lease in a separate thread until `stop`. Raises NoThread."""
 
         args = (self.tick, RETRY_S, stop, self.task)
         start(threading.Thread(target=repeat, args=args, name=self.task.name, daemon=True))
@@ -144,7 +144,7 @@ class Lease:
         raise MarkError("fenced", f"Lease {self._namespace}/{self._name} is not held")
 
     def tick(self) -> None:
-        """Renew the Lease, or take it if its holder has not renewed it in time. Raises nothing."""
+        """Renews the Lease, or takes it if its holder has not renewed it in time. Raises nothing."""
         with self._writing:
             self._tick()
 
@@ -175,7 +175,7 @@ class Lease:
         self._see(held, began, trouble)
 
     def _see(self, held: Json | None, began: float, trouble: str) -> None:
-        """Note the answer to a request. `held`: the Lease; None if another process holds it. `began`: monotonic
+        """Notes the answer to a request. `held`: the Lease; None if another process holds it. `began`: monotonic
         seconds.
         """
         with self._lock:
@@ -192,7 +192,7 @@ class Lease:
             self._lock.notify_all()
 
     def release(self) -> None:
-        """Stop writing, and let another replica take the Lease at once. Raises nothing."""
+        """Stops writing, and lets another replica take the Lease at once. Raises nothing."""
         with self._lock:
             held, self._held, self._renewed, self._is_released = self._held, None, None, True
         if held is None:
@@ -210,7 +210,7 @@ class Lease:
         return self._put(held)
 
     def _take(self, now: float) -> Json | None:
-        """Take the Lease. Returns the written Lease; None while another process holds it. Raises MarkError."""
+        """Takes the Lease. Returns the written Lease; None while another process holds it. Raises MarkError."""
         try:
             found = self._api.call(
                 self._api.coordination.read_namespaced_lease, self._name, self._namespace, timeout_s=REQUEST_S
@@ -246,7 +246,7 @@ class Lease:
         }
 
     def _put(self, lease: Json) -> Json:
-        """Replace the Lease, unless its resourceVersion has changed since it was read. Raises MarkError."""
+        """Replaces the Lease, unless its resourceVersion has changed since it was read. Raises MarkError."""
         return self._api.call(
             self._api.coordination.replace_namespaced_lease, self._name, self._namespace, lease, timeout_s=REQUEST_S
         )

@@ -50,7 +50,7 @@ class PodView(NamedTuple):
 
 
 class Service(NamedTuple):
-    """The fields of a Service that are used. `selector`: labels of the pods that it sends requests to, if any."""
+    """The used fields of a Service. `selector`: the labels of the pods that receive its requests, if any."""
 
     name: str
     is_headless: bool
@@ -105,7 +105,7 @@ class _NamespaceReader:
         return NamespaceView(metadata, pods, served, scaled, alive, self._left_out, self._weight)
 
     def _keep(self, value: Any) -> None:
-        """Count the memory of a stored value. Raises MarkError above VIEW_MAX."""
+        """Counts the memory of a stored value. Raises MarkError above VIEW_MAX."""
         self._weight += weigh(value)
         if self._weight > VIEW_MAX:
             raise MarkError("size", f"its objects need more than {VIEW_MAX // 2**20} MiB of memory")
@@ -137,8 +137,7 @@ class _NamespaceReader:
         return pods, alive
 
     def _large_pods(self) -> Iterator[tuple[list[Link | str], PodView | None]]:
-        """The metadata of pods that are malformed or too large. They are read because such pods are members of gangs
-        too.
+        """The metadata of malformed or too large pods. Such pods are members of gangs too.
 
         Raises MarkError if nothing is known about a pod, because it may belong to any gang.
         """
@@ -173,7 +172,7 @@ class _NamespaceReader:
         return keys_of(metadata), view_pod(pod, self._resources) if is_kept else None
 
     def _served(self, pods: Mapping[str, PodView]) -> dict[str, str]:
-        """By pod UID, the Service that sends requests to the pod.
+        """The Service that sends requests to each pod, by pod UID.
 
         The selector of the Service counts first, because its endpoints can be empty for a moment. Then its endpoints
         count.
@@ -224,7 +223,7 @@ class _NamespaceReader:
 
 
 def read_namespace(api: Api, name: str, resources: Resources, asked: Collection[str], most: Budget) -> NamespaceView:
-    """Read a namespace: five requests, one more for every further 500 objects of a kind, and one for each large pod.
+    """Reads a namespace: five requests, one more for every further 500 objects of a kind, and one for each large pod.
 
     `asked`: pods that are kept even if they request no GPU. `most`: the limits of all lists together.
 
@@ -256,7 +255,7 @@ def holds_gpus(pod: Json, resources: Resources) -> bool:
 
 
 def view_pod(pod: Json, resources: Resources) -> PodView:
-    """Reduce a live pod to the fields that are used. Raises ValueError and others if it has no name or UID."""
+    """Reduces a live pod to the fields that are used. Raises ValueError and others if it has no name or UID."""
     metadata = trim(pod["metadata"])
     odd: tuple[str, str] | None = metadata.pop(ODD_KEY, None)
     asked: int | None = None
@@ -291,7 +290,7 @@ def _waits(metadata: Json, spec: Json, status: Json) -> str:
 
 
 def trim_service(service: Json) -> Service:
-    """Reduce a Service to the fields that are used. Raises ValueError and similar exceptions."""
+    """Reduces a Service to the fields that are used. Raises ValueError and similar exceptions."""
     spec, name = service.get("spec") or {}, need_name(service["metadata"]["name"])
     selects = spec.get("selector") and spec.get("type") != "ExternalName"
     selector = frozenset((spec.get("selector") or {}).items()) if selects else frozenset()

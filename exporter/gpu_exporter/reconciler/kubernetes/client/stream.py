@@ -41,7 +41,7 @@ class _Incomplete(Exception):
 
 
 class Odd(Exception):
-    """`keep` raises this for an object that must be left out. `reason`: one of REASONS."""
+    """An object that must be omitted; raised by `keep`. `reason`: one of REASONS."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -64,10 +64,10 @@ class ListReader(Generic[T]):
         report: Callable[[str, str, str], None],
         one_at_a_time: AbstractContextManager[Any],
     ) -> None:
-        """`report`: called for every object that is left out, with its name ("" if unknown), one of REASONS, and the
-        reason in words.
+        """`report`: called for every omitted object, with its name ("" if unknown), one of REASONS, and a text.
 
-        `one_at_a_time`: a lock that is held while an object is in memory, so that only one thread decodes at a time.
+        `one_at_a_time`: a lock that the reader holds while an object is in memory, so that only one thread decodes at a
+        time.
         """
         self._chunks = chunks
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -154,7 +154,7 @@ class ListReader(Generic[T]):
             more = self._follows("]")
 
     def _one(self) -> T:
-        """Decode one object and return the result of `keep`. Raises Odd, _Undecoded."""
+        """Decodes one object and returns the result of `keep`. Raises Odd, _Undecoded."""
         while True:
             with self._one_at_a_time:  # not held while more text is read, which waits for the server
                 try:
@@ -203,12 +203,12 @@ class ListReader(Generic[T]):
         return value
 
     def _read_on(self) -> None:
-        """Read as many more characters as the value has so far, so that a long value is decoded only a few times."""
+        """Reads as many characters as the value has, to double it, so that a long value is decoded only a few times."""
         length = len(self._text) - self._at
         self._is_over = not self._more(min(length, OBJECT_MAX + 1 - length))
 
     def _skip(self) -> None:
-        """Skip a string, or an object or list by its brackets. Raises NotJson."""
+        """Skips a string, or an object or list by its brackets. Raises NotJson."""
         if self._peek() == '"':
             self._at += 1
             self._skip_text()
@@ -231,7 +231,7 @@ class ListReader(Generic[T]):
                 return
 
     def _skip_text(self) -> None:
-        """Skip the rest of a string, up to the first quote that is not escaped."""
+        """Skips the rest of a string, up to the first quote that is not escaped."""
         is_escaped = False  # whether the next character is escaped
         while True:
             part = self._text[self._at :]
@@ -264,7 +264,7 @@ class ListReader(Generic[T]):
         self._at += 1
 
     def _follows(self, end: str) -> bool:
-        """Whether another element follows. Reads `,` if so, otherwise the closing bracket `end`."""
+        """Whether another element follows. Consumes the `,` before it, or the closing bracket `end`."""
         if self._peek() == end:
             self._at += 1
             return False
@@ -272,7 +272,7 @@ class ListReader(Generic[T]):
         return True
 
     def _more(self, least: int) -> bool:
-        """Read at least `least` more characters, and drop the text before the position. Returns False if nothing was
+        """Reads at least `least` more characters, and drops the text before the position. Returns False if nothing was
         read.
         """
         parts = [self._text[self._at :]]
