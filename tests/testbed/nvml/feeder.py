@@ -49,6 +49,9 @@ class NvmlTable:
         self.table.magic = layout.MAGIC
         self.table.version = layout.VERSION
         self.table.driver_version = b"580.00.00"
+        for device in self.table.devices:
+            for field in layout.NUMBERS.values():
+                setattr(device, field, layout.UNSET)
 
     def push_event(self, index: int, xid: int, kind: int = constants.nvmlEventTypeXidCriticalError) -> None:
         """Make the driver report an event of one device."""

@@ -10,7 +10,7 @@ import ctypes
 from typing import Any
 
 MAGIC = 0x4C4D564E  # "NVML"
-VERSION = 10
+VERSION = 11
 MAX_DEVICES = 16
 MAX_SAMPLES = 100  # the length of a real driver's ring is not documented; this ring must be finite like it
 MAX_PROCESSES = 128
@@ -20,9 +20,10 @@ MAX_FIELDS = 96
 MAX_GPM = 28
 MAX_EVENTS = 64
 THRESHOLDS = 4
+UNSET = 0xFFFFFFFF  # in a field of NUMBERS: the GPU does not support the call
 
 # Calls that answer one unsigned number of a GPU, and the field of Device that has it. The library's function for each
-# follows from this line.
+# follows from this line. It answers NOT_SUPPORTED until the field is set.
 NUMBERS = {
     "nvmlDeviceGetMinorNumber": "minor",
     "nvmlDeviceGetPersistenceMode": "persistence",
@@ -253,6 +254,7 @@ def render_header() -> str:
         "MAX_EVENTS": MAX_EVENTS,
         "MAX_GPM": MAX_GPM,
         "THRESHOLDS": THRESHOLDS,
+        "UNSET": UNSET,
     }
     out += [f"#define {name} {value}u" for name, value in constants.items()]
     out += [f"#define CALL_{name} {position}" for position, name in enumerate(CALLS)]

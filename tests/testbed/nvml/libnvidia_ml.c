@@ -155,7 +155,11 @@ ret_t nvmlDeviceGetPciInfo_v3(dev_t_ handle, pci_t *out) {
     return OK;
 }
 /* Calls of one number (layout.py). */
-#define NUMBER(name, field) ret_t name(dev_t_ handle, unsigned *out) { ENTER(name); *out = d.field; return OK; }
+#define NUMBER(name, field) ret_t name(dev_t_ handle, unsigned *out) { \
+    ENTER(name); \
+    *out = d.field; \
+    return d.field == UNSET ? NOT_SUPPORTED : OK; \
+}
 NUMBERS(NUMBER)
 
 ret_t nvmlDeviceGetMigMode(dev_t_ handle, unsigned *current, unsigned *pending) {

@@ -64,6 +64,13 @@ class Nonsense(Device):
         self.identity = DeviceIdentity(0, "GPU-0", "NVIDIA H100", "580", "0000:00", 0, "enabled")
         self.answers = 0
 
+    def __getattribute__(self, name: str) -> Any:
+        """A read of one number that this class does not override gives the sentinel too."""
+        inherited = vars(Device).get(name) if name.startswith("read_") and name not in vars(Nonsense) else None
+        if inherited is not None and inherited.__annotations__ == {"return": "float"}:
+            return self._say
+        return super().__getattribute__(name)
+
     def _say(self, unit: float = 1.0) -> Any:
         self.answers += 1
         return self.sentinel * unit
@@ -92,11 +99,6 @@ class Nonsense(Device):
 
     def read_energy(self) -> float:
         return float(self._say(1e-3))
-
-    def read_temperature(self) -> float:
-        return float(self._say())
-
-    read_memory_temperature = read_temperature_margin = read_temperature
 
     def read_temperature_limits(self) -> dict[str, float]:
         return {"slowdown": self._say()}
