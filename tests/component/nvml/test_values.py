@@ -12,6 +12,7 @@ from gpu_exporter.agent.devices.protocol import ENGINES, XidEvent
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.component.nvml.nvml_bench import feed, first_device
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
+from tests.testbed.nvml.layout import UNSET
 
 
 def test_every_value_is_converted_to_base_units(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
@@ -64,6 +65,19 @@ def test_every_value_is_converted_to_base_units(backend: NvmlBackend, nvml_table
     assert device.read_row_remaps() == (1, 2, True, False)
     assert device.read_recovery_action() == 4
     assert device.read_persistence_mode() is True
+
+
+def test_a_number_that_is_not_set_is_unsupported_and_all_ones_are_an_answer(
+    backend: NvmlBackend, nvml_table: NvmlTable
+) -> None:
+    """The fake library must be able to give the number that drivers answer for "no value"."""
+    feed(nvml_table)
+    device = first_device(backend)
+    with nvml_table.writing(0) as out:
+        out.power_limit_mw, out.default_limit_mw = 0xFFFFFFFF, UNSET
+    assert device.read_power_limit() == 4_294_967.295
+    with pytest.raises(NotSupported):
+        device.read_default_power_limit()
 
 
 def test_an_invalid_name_affects_only_the_name(backend: NvmlBackend, nvml_table: NvmlTable) -> None:

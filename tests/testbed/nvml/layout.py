@@ -20,7 +20,8 @@ MAX_FIELDS = 96
 MAX_GPM = 28
 MAX_EVENTS = 64
 THRESHOLDS = 4
-UNSET = 0xFFFFFFFF  # in a field of NUMBERS: the GPU does not support the call
+# In a field of NUMBERS: the GPU does not support the call. Not all ones, which drivers answer for "no value".
+UNSET = 0xFFFFFFFE
 
 # Calls that answer one unsigned number of a GPU, and the field of Device that has it. The library's function for each
 # follows from this line. It answers NOT_SUPPORTED until the field is set.
