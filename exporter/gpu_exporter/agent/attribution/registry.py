@@ -25,7 +25,7 @@ class SourceOptions(NamedTuple):
     """The administrator's choices.
 
     - `kubelet`, `slurm`: None to detect them on this host.
-    - `resources`: regular expressions for further resource names that stand for GPUs.
+    - `resources`: regular expressions for names of further resources that are GPUs.
     - `timeout_s`: timeout of one request.
     - `empty_confirm_s`: an empty answer of the kubelet counts after this time.
     - `slurm_interval_s`: shortest interval between requests to slurmctld if no job changes.

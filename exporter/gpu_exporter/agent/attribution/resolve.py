@@ -83,8 +83,8 @@ def resolve(
 class _Assigned(NamedTuple):
     """A grant that was resolved to a unit.
 
-    `replica`: the replica number, if a device plugin shares the device. `basis`: a text that tells how the unit was
-    found.
+    `replica`: the replica number, if a device plugin shares the device. `basis`: how the unit was
+    found, as text.
     """
 
     grant: Grant
@@ -108,7 +108,7 @@ class _GrantsByUnit:
     def assign(self, grant: Grant, found: tuple[UnitId | None, str, str], numbers: Mapping[NumberKey, UnitId]) -> None:
         """Stores a grant under its unit, if it has one.
 
-        `found`: the unit, the replica number, and the reason if there is no unit. `numbers`: as in `resolve`.
+        `found`: the unit, the replica number, and why no unit was found ("" with a unit). `numbers`: as in `resolve`.
         """
         number = (grant.holder.key, grant.number)
         is_kept = bool(grant.number) and not grant.holder.identity  # a name alone may belong to another holder by now
@@ -211,7 +211,7 @@ def _placed(instances: Sequence[InstanceReading], profile: str, profile_id: str,
 
 
 def _describe_basis(grant: Grant) -> str:
-    """Returns a text that tells how the device name from the source leads to the unit."""
+    """Describes how the unit was found from the device name that the source reported."""
     name = f"{grant.number}: " if grant.number and grant.number != grant.device else ""
     device = grant.device.partition("::")[0]
     if grant.kind == "minor":
@@ -256,7 +256,7 @@ class _Finder:
                 self.slices[instance.uuid] = (instance.sm_slices, whole)
 
     def find(self, grant: Grant) -> tuple[UnitId | None, str, str]:
-        """Returns the unit, the replica number in the device id or "", and the reason if there is no unit."""
+        """Returns the unit, the replica number in the device id or "", and why no unit was found ("" with a unit)."""
         device, _, replica = grant.device.partition("::")
         if grant.kind == "uuid":
             return self._by_uuid.get(device), replica, f"{device} does not answer here"

@@ -311,7 +311,7 @@ class Device:
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_recovery_action(self) -> int:
-        """Returns the recovery action that the driver requests, as in nvmlDeviceGpuRecoveryAction_t. 0 is no action."""
+        """Returns the recovery action that the driver requests, as in nvmlDeviceGpuRecoveryAction_t (0: none)."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_processes(self) -> Processes:
@@ -359,7 +359,7 @@ class EventWatch(Protocol):
     """False if the registration of a device failed. It may succeed later."""
 
     def wait(self, timeout_s: float) -> XidEvent | None:
-        """Returns the next event, None if there is no event within `timeout_s`. Raises DeviceError."""
+        """Returns the next event, None after `timeout_s` without an event. Raises DeviceError."""
 
     def close(self) -> None:
         """Ends the registration. Never raises."""

@@ -16,7 +16,7 @@ class DeviceIds:
     """The names of one vendor's devices in Kubernetes."""
 
     def __init__(self, vendor: Vendor, resources: Sequence[str] = ()) -> None:
-        """`resources`: regular expressions for further resource names that stand for GPUs. Raises ValueError."""
+        """`resources`: regular expressions for names of further resources that are GPUs. Raises ValueError."""
         self._vendor = vendor
         self._resources = vendor.resources(resources)
 

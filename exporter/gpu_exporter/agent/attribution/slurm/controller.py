@@ -358,8 +358,8 @@ class Controller:
 def bound_clock(told: float | None, before: float, after: float) -> Bounds | None:
     """Returns lower and upper bound of slurmctld's clock minus the exporter's monotonic clock, in seconds.
 
-    `told`: the time of slurmctld's clock (whole Unix seconds), read between `before` and `after` (monotonic seconds).
-    The monotonic clock does not change when the system clock is set.
+    `told`: slurmctld's clock in whole Unix seconds, None if unknown. It was read between `before` and `after`
+    (monotonic seconds). The monotonic clock does not change when the system clock is set.
     """
     return None if told is None else (told - after, told + 1.0 - before)
 

@@ -278,7 +278,7 @@ class SlurmSource:
     def _grant_jobs(
         self, look: SlurmSnapshot, present: Present, told: Mapping[str, KnownJob], order: GpuOrder
     ) -> _Granted:
-        """Returns the grants of the jobs. `told`: the jobs that slurmctld itself has reported."""
+        """Returns the grants of the jobs. `told`: the jobs that slurmctld reported, by id."""
         grants: list[Grant] = []
         problems: list[str] = []
         conflicts, used = 0, look.in_use()
