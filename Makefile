@@ -9,7 +9,7 @@ ALL_CORES := -n $(shell expr $(CORES) + 1) --dist=loadscope
 WAITING := -n $(shell expr $(CORES) \* 2) --dist=loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types generated quick verify servers slow hook e2e format bench bench-hook golden faults fuzz coverage mutants rule-mutants preview gpu-check locks manifests workflows release-dry-run generate testbed programs programs-start clean
+.PHONY: help demo test lint types generated quick verify servers slow hook e2e format bench bench-hook golden faults fuzz coverage mutants rule-mutants soak preview gpu-check packages-check hours-check locks manifests packages workflows release-dry-run generate testbed programs programs-start clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^# --- /{print "\n" substr($$0, 7)} /^[a-z0-9-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ golden: $(VENV)/dev ## rewrite the golden files; review the diff
 manifests: $(VENV)/runtime ## the chart as plain manifests in out/manifests.yaml (PRESET=gke, VALUES=FILE, NAMESPACE=NAME)
 	@$(BIN)/python -m tools.manifests $(if $(PRESET),--preset=$(PRESET)) $(if $(VALUES),--values=$(VALUES)) $(if $(NAMESPACE),--namespace=$(NAMESPACE))
 
+packages: $(VENV)/runtime ## archive, deb and rpm for nodes without Kubernetes, with checksums, in out/packages; needs the network (INTERPRETER=1: also with a Python)
+	@$(BIN)/python -m tools.node_package $(if $(INTERPRETER),--interpreter)
+
 clean:
 	rm -rf $(VENV) out build exporter/*.egg-info
 
@@ -109,13 +112,16 @@ mutants: $(VENV)/dev ## list changed operators that no unit test detects; up to 
 rule-mutants: $(VENV)/dev testbed ## list changed rules that no case detects; an hour or two, not in CI (ONLY=hardware/,GpuLost)
 	$(BIN)/python -m tests.rules.mutants $(ONLY)
 
-bench: $(VENV)/dev ## compare memory, CPU and latency with nvitop-exporter, in one run
+bench: $(VENV)/dev ## compare memory, CPU, latency and age of values with nvitop-exporter and a floor, in one run
 	$(BIN)/python -m tests.bench.peers
+
+soak: $(VENV)/dev ## whether exporter and reconciler grow: a day at sixty times its speed, in 40 minutes or more (HOURS=24); needs root
+	$(BIN)/python -m tests.bench.soak --hours $(or $(HOURS),24)
 
 bench-hook: ## what the hook costs a training loop, in pairs with and without it
 	@packages="$$($(PYTHON) -m tests.testbed.torch_env)" && PYTHONPATH="$$packages:exporter/hook:." $(PYTHON) -m tests.bench.hook
 
-programs: $(VENV)/runtime ## build the Go servers for the tests into the cache, once (about 10 minutes on 2 cores)
+programs: $(VENV)/runtime ## build the Go servers for the tests into the cache, once (about 16 minutes on 2 cores)
 	@$(BIN)/python tests/testbed/programs.py
 
 programs-start: $(VENV)/runtime # build them in the background of the checks, which do not need them
@@ -136,6 +142,12 @@ workflows: $(VENV)/dev ## check the workflows of .github with actionlint (needs 
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'zizmor==1.32.*'
 	go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 .github/workflows/*.yaml
 	$(BIN)/zizmor --offline --min-severity=medium .github
+
+packages-check: $(VENV)/dev testbed ## packages with an interpreter on a system without a Python: installed, used, upgraded, removed
+	$(PYTEST) tests/release/test_packages_interpreter.py
+
+hours-check: $(VENV)/dev testbed ## the hours of 60 Slurm jobs against sacct, in four minutes; needs quiet cores and root
+	$(PYTEST) tests/release/test_slurm_record.py
 
 release-dry-run: ## wheel, sdist, chart, images, SBOM and checksums in out/release, each used; publishes nothing
 	@rm -rf out/release && PYTHONPATH=exporter $(PYTHON) -m tools.release

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpu_exporter.common.model.holders import ALLOCATION_KEY
 from gpu_exporter.common.model.meanings import CAUSES
-from gpu_exporter.common.model.readings import WITNESSES_MIN
+from gpu_exporter.common.model.readings import CORE, WITNESSES_MIN
 
 RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
 # Empty if the site has not set the address of its Grafana (alerts.grafana).
@@ -81,11 +81,19 @@ def placed(recording: str) -> str:
     ).replace("`", '"')
 
 
-FORMATS = {"hours": "printf `%.1f` .Value", "cost": "printf `%.2f` .Value", "peak": ".Value | humanize1024"}
+FORMATS = {
+    "hours": "printf `%.1f` .Value",
+    "cost": "printf `%.2f` .Value",
+    "peak": ".Value | humanize1024",
+    "cores": "printf `%.1f` .Value",
+    "cpus": "printf `%.3g` .Value",
+}
 
 
 def figures(recording: str, hours: str, who: str, by: str) -> dict[str, str]:
-    """PromQL by name: hours and cost of the GPUs in `recording` if `hours`, and their memory. `by`: of the sums."""
+    """PromQL by name: the memory of the GPUs in `recording`; if `hours`, also their hours and cost, and the CPU cores
+    of the holder on its busiest node, if it uses CORE or more there. `by`: of the sums.
+    """
     found = {}
     if hours:
         # An instance or a shared GPU is a part of a GPU, in hours and in money.
@@ -93,6 +101,10 @@ def figures(recording: str, hours: str, who: str, by: str) -> dict[str, str]:
         part = f"max by ({KEY}) ({recording}{who}) * on ({KEY}) {share}"
         found["hours"] = f"sum{by}({part}) / 3600"
         found["cost"] = f"sum{by}({part} * on (cluster, node) group_left () node:gpu_price_per_hour:max) / 3600"
+        matchers = "${selector}" + who.replace("{", ",").replace("}", "")
+        cpus = f"gpu_allocation_host_cpus{{{matchers}}}"
+        busy = f"(gpu_allocation_host_activity_ratio{{{matchers}}} * {cpus} >= {CORE:g})"
+        found |= {"cores": f"max{by}{busy}", "cpus": f"max{by}({cpus} and {busy})"}
     return {**found, "peak": f"max{by}(max_over_time(allocation:gpu_memory_used_bytes:max30m{who}[${{low_over}}]))"}
 
 
@@ -101,6 +113,7 @@ def figures_text(hours: str) -> str:
     return (
         f"{{{{ with $hours }}}} {hours or 'hours'}: {{{{ . }}}}"
         "{{ with $cost }}, at the site's price {{ . }}{{ end }}.{{ end }}"
+        "{{ with $cores }} It uses {{ . }} of its {{ $cpus }} CPU cores now.{{ end }}"
         "{{ with $peak }} Highest memory use on one GPU in the last ${low_over}: {{ . }}B.{{ end }}"
     )
 
@@ -117,11 +130,14 @@ def gpus_text(recording: str, hours: str) -> str:
     parts = [placed(recording), *(f'label_replace({query}, "what", "{name}", "", "")' for name, query in found.items())]
     return (
         f"{WHO}"
-        "{{ $gpus := `` }}{{ $hours := `` }}{{ $cost := `` }}{{ $peak := `` }}{{ $named := `` }}"
+        "{{ $gpus := `` }}{{ $hours := `` }}{{ $cost := `` }}{{ $peak := `` }}{{ $cores := `` }}{{ $cpus := `` }}"
+        "{{ $named := `` }}"
         f"{{{{ range sortByLabel `node` (sortByLabel `gpu` (query (printf `{' or '.join(parts)}` $who))) }}}}"
         f"{{{{ if eq .Labels.what `hours` }}}}{{{{ $hours = {FORMATS['hours']} }}}}"
         f"{{{{ else if eq .Labels.what `cost` }}}}{{{{ $cost = {FORMATS['cost']} }}}}"
         f"{{{{ else if eq .Labels.what `peak` }}}}{{{{ $peak = {FORMATS['peak']} }}}}"
+        f"{{{{ else if eq .Labels.what `cores` }}}}{{{{ $cores = {FORMATS['cores']} }}}}"
+        f"{{{{ else if eq .Labels.what `cpus` }}}}{{{{ $cpus = {FORMATS['cpus']} }}}}"
         "{{ else if eq (len $named) 10 }}{{ $gpus = printf `%s and others` $gpus }}{{ $named = printf `%s.` $named }}"
         f"{{{{ else if lt (len $named) 10 }}}}{PLACE}"
         "{{ $gpus = printf `%s%s%s` $gpus (or (and $gpus `, `) ``) $gpu }}"
@@ -252,8 +268,6 @@ FIXED = {
     "stalled_gpus": stalled_text(),
     "cause": CAUSE,
     "stage": STAGE,
-    "holder_name": "{{ if $labels.job_id }}Job {{ $labels.job_id }}{{ else }}"
-    "Pod {{ $labels.namespace }}/{{ $labels.pod }}{{ end }}",
     # The holder's name as its owner knows it.
     "name": "{{ if $labels.array_job_id }}Job {{ $labels.array_job_id }}_{{ $labels.array_task_id }}{{ else if "
     "$labels.het_job_id }}Job {{ $labels.het_job_id }}+{{ $labels.het_job_offset }}{{ else if $labels.job_id }}Job "

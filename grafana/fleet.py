@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from grafana.panels import (
+    CLOSED,
     FREE,
     GPU_HOURS,
     IDLE,
@@ -25,7 +26,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.durations import format_duration
 from gpu_exporter.common.model.meanings import STATES as MEANINGS
-from gpu_exporter.reports.digest import oversized
+from gpu_exporter.reports.usage.tenants import oversized
 from grafana import panels
 
 UID = "gpu-exporter-fleet"
@@ -102,7 +103,7 @@ SMALLER_COLUMNS = {
     "Value #mean": "Utilization",
     "Value #peak": "Most memory",
 }
-STALLED_ID = 22  # the other figures keep their ids
+LATER_IDS = {"stalled": 22, "closed": 24}  # the other figures keep their ids
 SMALLER_HIDDEN = ("Time", "cluster", "scheduler", "Value #model")
 
 
@@ -145,6 +146,12 @@ def build(settings: Settings) -> models.Dashboard:
             UNKNOWN,
         ),
         ("free", "Free", "GPUs without a holder, for all namespaces.", FREE),
+        (
+            "closed",
+            "Closed",
+            "GPUs without a holder on nodes that the scheduler has closed: down, drained or reserved.",
+            CLOSED,
+        ),
         ("outside", "Outside", "GPUs without a holder that are used outside the scheduler.", OUTSIDE),
         (
             "no_data",
@@ -157,10 +164,10 @@ def build(settings: Settings) -> models.Dashboard:
     numbers = [(PARTS, "Held", held, NEUTRAL)]
     numbers += [(part, title, f"{text} {BY_SHARE}", color) for part, title, text, color in parts]
     ids = itertools.count(1)
-    for position, (part, title, text, color) in enumerate(numbers):
-        id_ = STALLED_ID if part == "stalled" else next(ids)
+    for part, title, text, color in numbers:
+        id_ = LATER_IDS.get(part) or next(ids)
         figure = panels.number(id_, title, text, queries.part(part), decimals=1, color=color)
-        board.put(figure, 3 if position < 6 else 2, 4)
+        board.put(figure, 3 if part == PARTS or len(title) > 7 else 2, 4)  # wide enough for the title
     stacked = [(queries.part(part), title, color) for part, title, _, color in parts]
     text = f"Every GPU is in exactly one part at any time. {BY_SHARE}"
     board.put(panels.areas(9, "GPUs over time", text, "none", stacked), 16, 9)

@@ -122,12 +122,9 @@ def build(settings: Settings) -> models.Dashboard:
     )
     board.put(panels.number(3, "Idle for", text, queries.idle_for(), unit="s", alarm=policy.candidate_after), 5, 4)
     board.put(stage, 7, 4)
-    text = "Share of its CPUs in use on the busiest node, mean of ten minutes. Shows work on the host."
-    board.put(
-        panels.number(
-            4, "CPUs", text, f"max({queries.whole('host_activity_ratio')})", unit="percentunit", color=GOOD
-        ), 4, 4,
-    )  # fmt: skip
+    text = "CPU cores in use on the busiest node, mean of ten minutes. Shows work on the host."
+    cores = f"max({queries.whole('host_activity_ratio')} * {queries.whole('host_cpus')})"
+    board.put(panels.number(4, "CPU cores", text, cores, decimals=1, color=GOOD), 4, 4)
     text = "Bytes per second to and from disks on the busiest node, mean of ten minutes, without network file systems."
     board.put(
         panels.number(
@@ -160,6 +157,15 @@ def build(settings: Settings) -> models.Dashboard:
     table.override_by_name("State", panels.in_words({state: sentence(each.title) for state, each in MEANINGS.items()}))
     table.override_by_name("Node", panels.link("This node", NODE_URL))
     board.put(table, 24, 7)
+    text = (
+        "The command that reports its whole time, running or ended: hours used, idle and not measured, and what to "
+        "change (docs/jobs.md)."
+    )
+    commands = [
+        (queries.seen("namespace, pod"), "gpu-exporter job {{namespace}}/{{pod}}"),
+        (queries.seen("job_id"), "gpu-exporter job {{job_id}}"),
+    ]
+    board.put(panels.texts(25, "Its report", text, commands), 24, 3)
     states = {float(number): (MEANINGS[state].title, STATES[state]) for state, number in STATE_NUMBERS.items()}
     text = "State of each of its GPUs, judged over ten minutes. A gap is time without data."
     board.put(panels.timeline(7, "State", text, queries.states(), UNIT_LEGEND, states), 24, 6)
@@ -221,7 +227,10 @@ def build(settings: Settings) -> models.Dashboard:
     board.row(22, "What slows it down")
     text = "Share of time in which one of its GPUs was slowed down, by reason. The power cap is not a fault."
     board.put(panels.graph(14, "Slowed down", text, "percentunit", [(queries.throttled(), "{{reason}}")]), 8, 8)
-    text = "Share of its CPUs in use on each node, mean of ten minutes. Above the line, the mark is delayed."
+    text = (
+        "Share of its CPUs in use on each node, mean of ten minutes. Above the line, the mark is delayed. One busy CPU "
+        "core delays the mark of an interactive holder too."
+    )
     cpu = [(queries.whole("host_activity_ratio"), "{{node}} {{cluster}}")]
     board.put(panels.graph(15, "CPUs", text, "percentunit", cpu, limit=policy.host_busy_ratio), 8, 8)
     text = "Bytes per second to and from disks on each node, mean of ten minutes. Above the line, the mark is delayed."

@@ -31,7 +31,8 @@ HEALTH_COLUMNS = {
     "Value #up": "Answers",
     "Value #action": "Recovery action",
     "Value #uncorrected": "ECC errors",
-    "Value #pending": "Row remap pending",
+    "Value #unusable": "Unusable",
+    "Value #degraded": "Degraded",
     "Value #replays": "Replays",
     "Value #margin": "Margin",
 }
@@ -136,7 +137,8 @@ def build(settings: Settings) -> models.Dashboard:
         board.put(panels.graph(id_, title, text, unit, questions, most=most), 8, 8)
     text = (
         "Faults that the driver reports for each GPU. ECC errors: uncorrected errors. Recovery action: the action that "
-        "the driver asks for. Margin: degrees left before the GPU slows down. Replays: PCIe replays in the range."
+        "the driver asks for. Unusable, degraded: 1 with such a condition (gpu_condition). Margin: degrees left "
+        "before the GPU slows down. Replays: PCIe replays in the range."
     )
     table = panels.rows(19, "Health", text, queries.health(), HEALTH_COLUMNS, ("Time", "cluster", "uuid"), "ECC errors")
     answers = {
@@ -149,7 +151,7 @@ def build(settings: Settings) -> models.Dashboard:
         for number, text in enumerate(ACTIONS)
     }
     table.override_by_name("Recovery action", [*panels.colored(), value("mappings", [models.ValueMap(actions)])])
-    for name in ("ECC errors", "Row remap pending", "Replays"):
+    for name in ("ECC errors", "Unusable", "Degraded", "Replays"):
         table.override_by_name(name, panels.colored((None, "text"), (1, IDLE_LONG)))
     table.override_by_name(
         "Margin", [value("unit", "celsius"), *panels.colored((None, IDLE_LONG), (5, IDLE), (10, "text"))]

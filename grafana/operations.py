@@ -97,7 +97,8 @@ def build(settings: Settings) -> models.Dashboard:
     board.put(panels.graph(23, "Actions held back", text, "none", held), 12, 8)
     text = (
         "GPUs that have been idle for long enough, but stay with their holders, by reason and by namespace or account: "
-        "opt-outs, waiting gangs, servers, and reasons that hold an action back. The twenty largest."
+        "opt-outs, waiting gangs, servers, restarts, refused marks, and reasons that hold an action back. The twenty "
+        "largest."
     )
     board.put(
         panels.graph(24, "Idle, but not taken back", text, "none", [(queries.spared(), "{{tenant}}: {{reason}}")]),

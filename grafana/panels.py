@@ -33,6 +33,7 @@ GPU_HOURS = "suffix:GPU-h"  # Grafana's own unit for hours would show 120 hours 
 USED, IDLE, IDLE_LONG, UNKNOWN = "#0072B2", "#E6C229", "#D55E00", "#CC79A7"
 STALLED = "#7B2D8B"
 FREE, OUTSIDE, NO_DATA, NEUTRAL, GOOD = "#8E8E8E", "#56B4E9", "#5A3A55", "#56B4E9", "#009E73"
+CLOSED = "#BDBDBD"
 INTERVAL = "1m"  # of the recordings; a shorter interval shows no more data
 Query: TypeAlias = tuple[str, str]  # an expression, and the name of its series
 Panel: TypeAlias = "stat.Panel | timeseries.Panel | table.Panel | bargauge.Panel | statetimeline.Panel | heatmap.Panel"
@@ -145,6 +146,19 @@ class Board:
         return self._dashboard.build()
 
 
+def _stat(id_: int, title: str, description: str) -> stat.Panel:
+    """The last values, without a curve."""
+    return (
+        stat.Panel()
+        .id(id_)
+        .title(title)
+        .description(description)
+        .datasource(DATASOURCE)
+        .graph_mode(shapes.BigValueGraphMode.NONE)
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    )
+
+
 def number(
     id_: int,
     title: str,
@@ -158,22 +172,31 @@ def number(
 ) -> stat.Panel:
     """One figure. `alarm`: a figure at or above this value is orange, a figure below it is green."""
     panel = (
-        stat.Panel()
-        .id(id_)
-        .title(title)
-        .description(description)
-        .datasource(DATASOURCE)
+        _stat(id_, title, description)
         .unit(unit)
         .decimals(decimals)
         .no_value("unknown")
         .mappings(unknown_map())
-        .graph_mode(shapes.BigValueGraphMode.NONE)
-        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .with_target(instant("A", expression))
     )
     if alarm is None:
         return panel.color_scheme(fixed(color))
     return panel.thresholds(steps((None, GOOD), (alarm, IDLE_LONG)))
+
+
+def texts(id_: int, title: str, description: str, queries: Sequence[Query]) -> stat.Panel:
+    """The names of the series, in place of their values."""
+    panel = (
+        _stat(id_, title, description)
+        .unit("none")
+        .no_value("none")
+        .text_mode(shapes.BigValueTextMode.NAME)
+        .color_mode(shapes.BigValueColorMode.NONE)
+        .text(common.VizTextDisplayOptions().title_size(16))
+    )
+    for ref_id, (expression, legend) in zip("ABC", queries, strict=False):
+        panel.with_target(instant(ref_id, expression, legend))
+    return panel
 
 
 def graph(

@@ -13,7 +13,7 @@ from alerts.parameters import HOLDER, KEY, TARGET
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.durations import format_duration
 from gpu_exporter.common.model.meanings import CAUSES
-from gpu_exporter.reports.digest import oversized
+from gpu_exporter.reports.usage.tenants import oversized
 
 CLUSTER = 'cluster=~"$cluster"'
 TENANT = f'{CLUSTER}, namespace=~"$namespace", account=~"$account"'  # jobs have no namespace, which `.*` matches
@@ -206,6 +206,11 @@ class Holder:
         """Number of GPUs held. A MIG instance or a shared GPU counts by its share."""
         return f"sum(max by ({KEY}) (gpu_allocation_share_ratio{{{WHO}}}))"
 
+    def seen(self, by: str) -> str:
+        """One series with the labels `by` of the holder, of which the last one has a value; also after its end."""
+        last = by.rpartition(" ")[2]
+        return f'group by ({by}) (last_over_time(gpu_allocation_share_ratio{{{WHO}, {last}!=""}}[$__range]))'
+
     def idle_for(self) -> str:
         """Time for which all GPUs of the holder have been idle; absent while this is unknown for one of them."""
         runs = f"min by ({KEY}) (gpu_allocation_idle_run_seconds{{{WHO}}})"
@@ -357,7 +362,8 @@ class Node:
             "up": f"{up} * on ({UNIT}) group_left (name, driver_version) {known}",
             "action": f"max by ({gpu}) (gpu_recovery_action{{{NODE}}})",
             "uncorrected": f'max by ({gpu}) (gpu_ecc_errors_total{{{NODE}, severity="uncorrected"}})',
-            "pending": f"max by ({gpu}) (gpu_remapped_rows_pending{{{NODE}}})",
+            "unusable": f'max by ({gpu}) (gpu_condition{{{NODE}, severity="unusable"}})',
+            "degraded": f'max by ({gpu}) (gpu_condition{{{NODE}, severity="degraded"}})',
             "replays": f"max by ({gpu}) (increase(gpu_pcie_replays_total{{{NODE}}}[$__range]))",
             "margin": f"min by ({gpu}) (gpu_temperature_margin_celsius{{{NODE}}})",
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 from tests.workloads import score
 
@@ -21,8 +22,8 @@ def render_causes(page: str) -> str:
 def _table() -> str:
     lines = ["| cause | in words | looked for in the states |", "| --- | --- | --- |"]
     lines += [
-        f"| [{rule.name}](#{rule.name}) | {CAUSES[rule.name].title} | {', '.join(sorted(rule.states))} |"
-        for rule in RULES
+        f"| [{name}](#{name}) | {CAUSES[name].title} | {', '.join(sorted(rule.states))} |"
+        for name, rule in RULES.items()
     ]
     return "\n".join(lines) + "\n"
 
@@ -37,12 +38,12 @@ def _owner() -> str:
 
 def _causes() -> str:
     sections = []
-    for rule in RULES:
-        module = __import__(rule.judge.__module__, fromlist=["RULE"])
-        lines = [f"### {rule.name}", "", (module.__doc__ or "").strip().replace("\n", " "), ""]
+    for name, rule in RULES.items():
+        about_it = sys.modules[rule.judge.__module__].__doc__ or ""
+        lines = [f"### {name}", "", about_it.strip().replace("\n", " "), ""]
         lines.append(f"- Evidence: {rule.needs}.")
         lines.append(f"- Against it: {rule.against}.")
-        meaning = CAUSES[rule.name]
+        meaning = CAUSES[name]
         quantities = ", ".join(f"`{each}`" for each in meaning.quantities)
         about = {"Numbers": quantities, "Owner": meaning.owner, "Site": meaning.site}
         lines += [f"- {what}: {text}." for what, text in about.items() if text]
@@ -56,21 +57,23 @@ def _score() -> str:
     nameless = [score.replay(record, score.strip_names) for record in records]
     faulty = sum(bool(each.truth) for each in named)
     lines = [
-        f"{len(named)} scripts: {faulty} with a fault or a pair of faults, {len(named) - faulty} without.",
+        f"{len(named)} jobs: {faulty} with a fault or a pair of faults, {len(named) - faulty} without.",
         "",
         "| | as recorded | without process names |",
         "| --- | --- | --- |",
         f"| precision of the cause named first (95 % interval) | {_precision(named)} | {_precision(nameless)} |",
         f"| recall of the faults (95 % interval) | {_recall(named)} | {_recall(nameless)} |",
-        f"| easy healthy scripts without a cause | {_quiet(named, hard=False)} | {_quiet(nameless, hard=False)} |",
-        f"| hard healthy scripts without a cause | {_quiet(named, hard=True)} | {_quiet(nameless, hard=True)} |",
+        f"| easy healthy jobs without a cause | {_quiet(named, hard=False)} | {_quiet(nameless, hard=False)} |",
+        f"| hard healthy jobs without a cause | {_quiet(named, hard=True)} | {_quiet(nameless, hard=True)} |",
         f"| expected precision if 30 % of jobs are faulty | {_expected(named, 0.3)} | {_expected(nameless, 0.3)} |",
         f"| ... if 10 % are | {_expected(named, 0.1)} | {_expected(nameless, 0.1)} |",
         "",
-        "| script | its faults | state | causes found (low confidence in brackets) | |",
-        "| --- | --- | --- | --- | --- |",
+        "The misses:",
+        "",
+        "| job | its faults | state | causes found (low confidence in brackets) |",
+        "| --- | --- | --- | --- |",
     ]
-    lines += [_line(each) for each in named]
+    lines += [_line(each) for each in named if not _is_right(each)]
     return "\n".join(lines) + "\n"
 
 
@@ -80,18 +83,22 @@ def _hook() -> str:
     pairs = [(score.replay(record), score.replay(record, with_hook=True)) for record in records]
     without, with_hook = [before for before, _ in pairs], [after for _, after in pairs]
     lines = [
-        f"{len(pairs)} scripts: {sum(bool(each.truth) for each in without)} with a fault, the others healthy and hard.",
+        f"{len(pairs)} jobs: {sum(bool(each.truth) for each in without)} with a fault, the others healthy and hard.",
         "",
         "| | without the hook | with the hook |",
         "| --- | --- | --- |",
         f"| precision of the cause named first (95 % interval) | {_precision(without)} | {_precision(with_hook)} |",
         f"| recall of the faults (95 % interval) | {_recall(without)} | {_recall(with_hook)} |",
-        f"| hard healthy scripts without a cause | {_quiet(without, hard=True)} | {_quiet(with_hook, hard=True)} |",
+        f"| hard healthy jobs without a cause | {_quiet(without, hard=True)} | {_quiet(with_hook, hard=True)} |",
         "",
-        "| script | its faults | wait by the hook | without the hook | with the hook |",
+        "The jobs for which the hook changes the causes:",
+        "",
+        "| job | its faults | wait by the hook | without the hook | with the hook |",
         "| --- | --- | --- | --- | --- |",
     ]
     for record, (before, after) in zip(records, pairs, strict=True):
+        if _list_found(before) == _list_found(after):
+            continue
         pace = score.read_pace(record)
         wait = "-" if pace is None or pace.wait is None else f"{pace.wait:.0%}"
         cells = (_name(before), _kind(before), wait, _list_found(before), _list_found(after))
@@ -99,10 +106,12 @@ def _hook() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _is_right(each: score.Scored) -> bool:
+    return each.truth <= set(each.found) and set(each.found[:1]) <= each.truth
+
+
 def _line(each: score.Scored) -> str:
-    right = each.truth <= set(each.found) and set(each.found[:1]) <= each.truth
-    cells = (_name(each), _kind(each), each.state, _list_found(each), "" if right else "miss")
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join((_name(each), _kind(each), each.state, _list_found(each)))} |"
 
 
 def _name(each: score.Scored) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import shtab
@@ -19,29 +19,41 @@ HEAD = """# Commands
 
 <!-- Generated from the parsers by `make generate`. -->
 
-`gpu-exporter COMMAND --help`, or `gpu-exporter help COMMAND`, prints the same for one command.
-`gpu-exporter completion bash` and `gpu-exporter completion zsh` print the completion of a shell.
+`gpu-exporter COMMAND --help`, or `gpu-exporter help COMMAND`, prints the usage and the flags of one command. Every
+command also has `--version`. `gpu-exporter completion bash` prints the completion script for bash, and
+`gpu-exporter completion zsh` the script for zsh.
 
 ## Environment
 
-A setting of a service can also come from a variable. The services are the exporter itself (prefix `GPU_EXPORTER_`),
-`reconcile` (`GPU_EXPORTER_RECONCILE_`) and `slurm-collector` (`GPU_EXPORTER_SLURM_COLLECTOR_`). `gpu-exporter holders`
-prints what the exporter reads, and takes the exporter's variables.
+Three services also read their settings from environment variables:
 
-- A flag replaces its variable, also where the flag can be repeated: the lists are not joined.
-- An empty variable counts as not set.
-- A flag that can be repeated takes one item a line, so that an item may contain a comma. For hosts, resources, monitors
-  and replayed files commas separate items too, if they are not within brackets: `vendor.com/gpu.{1,3}` is one item.
-- A setting whose empty value has a meaning, such as `--state.directory=`, needs the flag for it.
-- A flag that turns something on or off takes `true` or `false`.
-- A flag that says what to do now (`--once`, `--apply`, `--remove-all`, `--format` and the like) has no variable, and a
-  command that ends by itself has none either.
+| service | prefix of its variables |
+| --- | --- |
+| the exporter | `GPU_EXPORTER_` |
+| `gpu-exporter reconcile` | `GPU_EXPORTER_RECONCILE_` |
+| `gpu-exporter slurm-collector` | `GPU_EXPORTER_SLURM_COLLECTOR_` |
+
+`gpu-exporter holders` reads the exporter's variables. Other commands read no variables. Flags of a single run, such as
+`--once` and `--format`, have no variable either.
+
+- If a flag and its variable are both set, only the flag counts. If the flag can be repeated, its items replace all
+  items of the variable.
+- An empty variable counts as not set. To set an empty value, use the flag: `--state.directory=`.
+- For a switch such as `--[no-]collector.xid`, the variable is `true` or `false`.
+- For a flag that can be repeated, the variable has one item on each line. For hosts, resources, monitors,
+  reservations and replayed files, commas also separate items. Commas in brackets do not: `vendor.com/gpu.{1,3}` is one
+  item.
 
 ## Exit codes
 
 | code | meaning |
 | --- | --- |
 """
+
+
+# Commands that take flags of an earlier command. The page describes these flags once.
+FAMILIES = ("attribution", "collector", "devices", "path")  # the first words of flags that `holders` shares
+SHARING = {"holders": "", "explain": "reconcile", "pause": "reconcile", "digest": "reconcile", "report": "digest"}
 
 
 def render_commands() -> str:
@@ -52,21 +64,34 @@ def render_commands() -> str:
         parser: Parser = command.load().build_parser()
         title = f"gpu-exporter {name}".rstrip()
         summary = command.summary[0].upper() + command.summary[1:]
-        shared = {action.dest for action in SERVE.load().build_parser()._actions} if name == "holders" else set()
-        note = "Of the flags above it takes all but those that serve." if shared else ""
-        parts.append(
-            "\n\n".join(
-                text for text in (f"\n## {title}", f"{summary}. {note}".strip(), _table(parser, shared)) if text
-            )
-        )
+        shared = _find_shared(name, parser)
+        table = _table(parser, shared).rstrip()
+        parts.append("\n\n".join(text for text in (f"\n## {title}", f"{summary}.", table, _note(name, shared)) if text))
         parts.append("" if parts[-1].endswith("\n") else "\n")
     return "".join(parts)
 
 
-def _table(parser: Parser, shared: Collection[str]) -> str:
+def _find_shared(name: str, parser: Parser) -> list[argparse.Action]:
+    """The flags that the page describes with an earlier command."""
+    if name not in SHARING:
+        return []
+    earlier: Parser = {"": SERVE, **COMMANDS}[SHARING[name]].load().build_parser()
+    described = {(action.dest, action.help) for action in _shown(earlier)}
+    return [action for action in _shown(parser) if (action.dest, action.help) in described]
+
+
+def _note(name: str, shared: Sequence[argparse.Action]) -> str:
+    flags = [_spell(action).split()[0] for action in shared]
+    if name == "holders":  # it shares nearly all of them
+        flags = [re.sub(rf"^--(\[no-\])?({'|'.join(FAMILIES)})\b.*", r"--\2.*", flag) for flag in flags]
+    listed = ", ".join(f"`{flag}`" for flag in dict.fromkeys(flags))
+    return f"It also takes these flags of `{f'gpu-exporter {SHARING[name]}'.rstrip()}`: {listed}." if shared else ""
+
+
+def _table(parser: Parser, shared: Collection[argparse.Action]) -> str:
     variables = {action.dest: variable for variable, action in parser.settings.items()}
-    lines = ["| flag | variable | what |\n| --- | --- | --- |\n"]
-    shown = [action for action in _shown(parser) if action.dest not in shared]
+    lines = ["| flag | variable | meaning |\n| --- | --- | --- |\n"]
+    shown = [action for action in _shown(parser) if action not in shared]
     for action in shown:
         variable = f"`{variables[action.dest]}`" if action.dest in variables else ""
         what = f"{_collector(action) or action.help or ''}. {parser.more.get(action.dest, '')}".strip()
@@ -75,7 +100,11 @@ def _table(parser: Parser, shared: Collection[str]) -> str:
 
 
 def _shown(parser: Parser) -> Iterator[argparse.Action]:
-    return (action for action in parser._actions if action.help is not argparse.SUPPRESS and action.dest != "help")
+    return (
+        action
+        for action in parser._actions
+        if action.help is not argparse.SUPPRESS and action.dest not in ("help", "version")
+    )
 
 
 def _spell(action: argparse.Action) -> str:

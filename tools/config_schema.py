@@ -38,7 +38,7 @@ def _value_schema(section: str, key: str, default: Any) -> dict[str, Any]:
     if choices := CHOICES.get(f"{section}.{key}"):
         return {"enum": list(choices)}
     if (section, key) == ("diagnosis", "without"):  # as the commands refuse it: only causes that exist
-        name = "|".join(("stalls", *(rule.name for rule in RULES)))
+        name = "|".join(("stalls", *RULES))
         return {"type": "string", "pattern": f"^(?:(?:{name})(?:, ?(?:{name}))*)?$"}
     if text := PATTERNS.get(f"{section}.{key}"):
         return {"type": "string", "pattern": f"^(?:{text[0]})$"}

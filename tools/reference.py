@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpu_exporter.agent.collectors import registry
 from gpu_exporter.agent.collectors.names import COLLECTORS
 from gpu_exporter.agent.exposition.catalog import DEVICE_LABELS, MIG_LABELS, fixed_groups
@@ -29,9 +31,17 @@ UNITS = {
     "_supported": "0 or 1",
     "_pending": "0 or 1",
     "_failed": "0 or 1",
+    "_nvlinks_active": "count",
     "_active": "0 or 1",
     "_allocated": "0 or 1",
     "_action": "number",
+    "_fabric_status": "number",
+    "_allocatable": "0 or 1",
+    "_complete": "0 or 1",
+    "_condition": "1",
+    "_missing": "1",
+    "_cause": "1",
+    "_unknown": "1",
 }
 
 
@@ -40,14 +50,27 @@ def unit_of(name: str) -> str:
     return next((unit for end, unit in UNITS.items() if name.endswith(end)), "count")
 
 
+def _list(labels: Sequence[str]) -> str:
+    return ", ".join(f"`{label}`" for label in labels)
+
+
+def _meaning(family: Family, shown: dict[str, str]) -> str:
+    """The help, or the GPU's family that has the same help. `shown`: the first family with each help."""
+    first = shown.setdefault(family.help, family.name)
+    return family.help if first == family.name else f"As `{first}`"
+
+
 def render_reference() -> str:
     """The text of the whole page."""
     out = [
         "# Metrics",
         "",
-        "Generated from the code by `make generate`; a test compares. All units are base units. A series that the",
-        "hardware or the privilege does not allow is absent, never 0. Each collector has its flag, `--collector.NAME`",
-        "and `--no-collector.NAME`. Values that are not read in every cycle have a note with their interval.",
+        "Generated from the code by `make generate`. All units are base units. If hardware or rights do not allow a",
+        "series, it is absent, never 0. `--collector.NAME` and `--no-collector.NAME` switch a collector. The exporter",
+        "reads its values in every cycle, unless a note names another interval.",
+        "",
+        f"Every series of a section `GPU:` has the labels {_list(DEVICE_LABELS)}, and of a section `MIG instance:`",
+        f"{_list(MIG_LABELS)}. An empty cell means: no more labels, no single source, all generations.",
     ]
     groups: list[tuple[str, str, tuple[str, ...], tuple[Family, ...]]] = []
     for collector in registry.ALL:
@@ -63,24 +86,24 @@ def render_reference() -> str:
             title = f"MIG instance: collector `{collector.name}`"
             groups.append((title, note, MIG_LABELS, collector.instance_families))
     groups += [(title, "", labels, families) for title, labels, families in fixed_groups()]
+    shown: dict[str, str] = {}
     for title, note, labels, families in groups:
         out += ["", f"## {title}", ""]
         if note:
             out += [note, ""]
-        if labels:
-            out += [f"Labels on every series: {', '.join(f'`{label}`' for label in labels)}.", ""]
+        if labels and labels not in (DEVICE_LABELS, MIG_LABELS):
+            out += [f"Labels of every series: {_list(labels)}.", ""]
         out.append("| name | type | unit | more labels | meaning | source | generations |")
         out.append("| --- | --- | --- | --- | --- | --- | --- |")
         for family in families:
-            more = ", ".join(f"`{label}`" for label in family.labels) or "-"
             cells = (
                 f"`{family.name}`",
                 family.type,
                 unit_of(family.name),
-                more,
-                family.help,
-                family.source or "-",
-                family.generations or "all",
+                _list(family.labels),
+                _meaning(family, shown),
+                family.source or "",
+                family.generations or "",
             )
             out.append(f"| {' | '.join(cells)} |")
     return "\n".join([*out, *render_questions()]) + "\n"

@@ -1,7 +1,8 @@
 """Everything of a release except its publication: `make release-dry-run`. The release workflow calls the same parts.
 
-    python -m tools.release download     tools and dependencies, the only part that needs the network
+    python -m tools.release download     tools and dependencies
     python -m tools.release dist         wheels and sdists; each wheel is built twice and must be the same bytes
+    python -m tools.release packages     archive, deb and rpm for nodes without Kubernetes; downloads their dependencies
     python -m tools.release chart        the package of the chart
     python -m tools.release sbom         CycloneDX of what the agent and the reconciler install, and their licences
     python -m tools.release use          installs and uses the wheels and the chart, from an empty folder
@@ -26,6 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu_exporter.common.version import VERSION
+from tools import node_package
 from tools.files import ROOT
 from tools.manifests import find_helm
 
@@ -138,6 +140,16 @@ def dist() -> None:
             raise ReleaseError(f"{wheel.name}: {place} must have {VERSION}")
         say(f"dist: {wheel.name} built twice, the same {wheel.stat().st_size} bytes; sdist")
     shutil.rmtree(folders[1])
+
+
+def packages() -> None:
+    """Build archive, deb and rpm for nodes without Kubernetes. Without rpmbuild, only log the reason."""
+    try:
+        lines = node_package.build(OUT / "dist", TOOLS / "bin" / "python")
+    except node_package.PackageError as exc:
+        raise ReleaseError(str(exc)) from exc
+    for line in lines:
+        say(f"packages: {line}")
 
 
 def chart() -> None:
@@ -263,6 +275,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "pictures": pictures,
     "download": download,
     "dist": dist,
+    "packages": packages,
     "chart": chart,
     "sbom": sbom,
     "use": use,

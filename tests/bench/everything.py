@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -40,32 +41,57 @@ WRITTEN_S = 10.0
 class Jobs:
     """One job for each GPU. Their cgroups and reports are files, their processes are real and sleep."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, count: int = GPUS) -> None:
         self.cgroups, self.run = path / "cgroup", path / "run"
-        self.pids: list[int] = []
-        self._sleepers: list[subprocess.Popen[bytes]] = []
+        self.numbers = list(range(100, 100 + count))
+        self._sleepers: dict[int, subprocess.Popen[bytes]] = {}
         self._began = time.monotonic()
         self._stop = threading.Event()
+        self._changing = threading.Lock()
         (self.run / "jobs").mkdir(parents=True, mode=0o755)
         self.cgroups.mkdir()
         (self.cgroups / "cgroup.controllers").touch()
-        for number in range(100, 100 + GPUS):
-            (self.cgroups / "slurm" / f"job_{number}").mkdir(parents=True)
-            (self.run / "training" / str(number)).mkdir(parents=True)
-            sleeper = subprocess.Popen(["sleep", "3600"])
-            self._sleepers.append(sleeper)
-            self.pids.append(sleeper.pid)
+        for number in self.numbers:
+            self._begin(number)
         self._write()
         self._thread = threading.Thread(target=self._keep_writing, daemon=True)
         self._thread.start()
+
+    @property
+    def pids(self) -> list[int]:
+        return [self._sleepers[number].pid for number in self.numbers]
+
+    def _begin(self, number: int) -> None:
+        (self.cgroups / "slurm" / f"job_{number}").mkdir(parents=True)
+        (self.run / "training" / str(number)).mkdir(parents=True)
+        self._sleepers[number] = subprocess.Popen(["sleep", "infinity"])
+
+    def _end(self, number: int) -> None:
+        sleeper = self._sleepers.pop(number)
+        sleeper.kill()
+        sleeper.wait()
+
+    def renew(self, position: int) -> None:
+        """End a job, and begin another one with a new number in its place."""
+        with self._changing:
+            old, new = self.numbers[position], max(self.numbers) + 1
+            self._begin(new)
+            self.numbers[position] = new
+            self._end(old)
+            for folder in (self.cgroups / "slurm" / f"job_{old}", self.run / "training" / str(old)):
+                shutil.rmtree(folder)
+        self._write()
 
     def _keep_writing(self) -> None:
         while not self._stop.wait(WRITTEN_S):
             self._write()
 
     def _write(self) -> None:
-        spent = time.monotonic() - self._began
-        for number, pid in zip(range(100, 100 + GPUS), self.pids, strict=True):
+        with self._changing:
+            self._write_files(time.monotonic() - self._began)
+
+    def _write_files(self, spent: float) -> None:
+        for number, pid in zip(self.numbers, self.pids, strict=True):
             cgroup = self.cgroups / "slurm" / f"job_{number}"
             (cgroup / "cgroup.procs").write_text(f"{pid}\n")
             (cgroup / "cpu.stat").write_text(f"usage_usec {spent * 2e6:.0f}\n")
@@ -90,9 +116,8 @@ class Jobs:
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
-        for sleeper in self._sleepers:
-            sleeper.kill()
-            sleeper.wait()
+        for number in self.numbers:
+            self._end(number)
 
 
 @contextmanager

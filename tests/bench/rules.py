@@ -31,7 +31,16 @@ KUBE = {  # further labels of each pod
     "kube_pod_status_phase": ',phase="Running"',
     "kube_pod_container_resource_requests": ',container="main",resource="nvidia_com_gpu"',
     "namespace_workload_pod:kube_pod_owner:relabel": ',workload="train-{number}",workload_type="job"',
+    "kube_pod_owner": ',owner_is_controller="true",owner_kind="ReplicaSet",owner_name="train-{number}"',
+    "kube_pod_info": ',host_network="false",pod_ip="ip-{i}"',
+    "kube_service_info": ',service="train-{number}",cluster_ip="None"',
+    "kube_endpoint_address": ',endpoint="train-{number}",ip="ip-{i}"',
+    "kube_endpointslice_endpoints": ',endpointslice="train-{number}-x7k2p",targetref_kind="Pod",targetref_name="train-{i:06d}"',
+    "kube_replicaset_owner": ',owner_is_controller="true",owner_kind="Deployment",owner_name="train-{number}",replicaset="train-{number}"',
+    "kube_horizontalpodautoscaler_info": ',scaletargetref_kind="Deployment",scaletargetref_name="web-{number}"',
 }
+OTHERS = 80  # series of other pods in each of these, for each node
+KUBE_OF_ALL = ("kube_endpointslice_endpoints", "kube_endpoint_address", "kube_replicaset_owner", "kube_service_info")
 
 
 def write_history(path: Path, nodes: int, idle: int, end: int) -> int:
@@ -62,7 +71,10 @@ def write_history(path: Path, nodes: int, idle: int, end: int) -> int:
             if name in KUBE:
                 for i in range(node * 8, node * 8 + 8, 2):
                     pod = f'namespace="team-{i % 97}",pod="train-{i:06d}"'
-                    yield f'job="kube-state-metrics",{pod}{KUBE[name].format(number=i % 13)}', 1.0, 0.0
+                    yield f'job="kube-state-metrics",{pod}{KUBE[name].format(number=i % 13, i=i)}', 1.0, 0.0
+                for i in range(node * OTHERS, node * OTHERS + OTHERS if name in KUBE_OF_ALL else 0):
+                    other = KUBE[name].format(number=i % 13, i=i).replace("train", "web").replace("ip-", "other-")
+                    yield f'job="kube-state-metrics",namespace="web-{i % 97}",pod="web-{i:06d}"{other}', 1.0, 0.0
                 continue
             if name.startswith("gpu_exporter_") or name in ("gpu_driver_up", "gpu_devices_expected", "up"):
                 more = ',source="kubelet"' if "attribution" in name else ""

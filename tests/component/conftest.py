@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.process_node import Node
 from tests.testbed.processes import Processes
+from tests.testbed.report_sites import Truth, serve
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,6 +30,13 @@ def nobodys_slurm(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(params=[pytest.param("cgroups", marks=pytest.mark.slow), "files"])
 def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
     made: Places = RealCgroups() if request.param == "cgroups" else ProcFiles(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cgroups() -> Iterator[RealCgroups]:
+    made = RealCgroups("cpuacct")
     yield made
     made.close()
 
@@ -80,3 +88,12 @@ def bench(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Bench
     made = Bench(plane, name)
     yield made
     plane.core.delete_collection_namespaced_pod(name, grace_period_seconds=0)
+
+
+@pytest.fixture(scope="module")
+def sites(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Mapping[str, Truth]]]:
+    """A server with the sites of the module's CASES, and their truths."""
+    with serve(tmp_path_factory.mktemp("sites"), request.module.CASES) as found:
+        yield found

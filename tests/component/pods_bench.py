@@ -82,14 +82,16 @@ class Bench:
     def mark_with(self, *, sets_condition: bool) -> None:
         """Continue as a new process with this setting."""
         api = Api(ControlPlane.connect(self.plane.admin))
-        self.marker = PodMarker(api, POLICY, instance="test", sets_condition=sets_condition, resources=GPU_RESOURCES)
+        self.marker = PodMarker(
+            api, self.policy, instance="test", sets_condition=sets_condition, resources=GPU_RESOURCES
+        )
         self.restart()
 
     def restart(self) -> None:
         """Continue as a new process, which knows only the marks on the pods."""
         self.source.clock = self.clock
         self.cycle = ReconcileCycle(
-            judge_of(self.source, [self.marker], Rulebook(self.policy), self.clock),
+            judge_of(self.source, [self.marker], Rulebook(self.policy)),
             [self.marker],
             self.policy,
             self.tally,

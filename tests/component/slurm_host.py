@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_exporter
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions
 from gpu_exporter.agent.attribution.source import CommandFailed
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
@@ -67,6 +68,12 @@ def idx_of(slurm: Slurm, job: str) -> int:
     return int(detail.partition("IDX:")[2].rstrip(")"))
 
 
+def options_of(slurm: Slurm, **more: Any) -> SlurmOptions:
+    """Options of node n0, without the processes of the host: the slurmd of another test is no restart of this one."""
+    etc = slurm.root / "etc"
+    return SlurmOptions(**{"node": "n0", "timeout_s": 60.0, "gres_conf": etc / "gres.conf", "procfs": etc} | more)
+
+
 def run_as(slurm: Slurm, user: str = "") -> Callable[[Sequence[str], float], str]:
     """A runner for the source's commands on this cluster, as the given user."""
 
@@ -89,7 +96,5 @@ def requests(slurm: Slurm) -> Counter[str]:
     return Counter({name: int(count) for name, count in rows if name != "REQUEST_STATS_INFO"})
 
 
-PROLOG = {
-    f"{name}.sh": (Path(gpu_exporter.__file__).parent / "contrib" / "slurm" / f"{name}.sh").read_text("utf-8")
-    for name in ("prolog", "epilog")
-}
+CONTRIB = Path(gpu_exporter.__file__).parent / "contrib" / "slurm"
+PROLOG = {f"{name}.sh": (CONTRIB / f"{name}.sh").read_text("utf-8") for name in ("prolog", "epilog")}

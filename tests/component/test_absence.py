@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.testbed.processes import Processes, free_port, run_exporter, wait_for
-from tests.testbed.servers import Prometheus, require
+from tests.testbed.servers import Prometheus, require, write_history
 
 pytestmark = pytest.mark.servers
 BUILD = 'gpu_exporter_build_info{version="1"} 1\n'
@@ -79,7 +78,7 @@ def test_never_there_down_and_gone_are_told_apart(processes: Processes, tmp_path
     wait_for(lambda: len(server.query("up == 1")) == 2, "two scrapes")
     for command in (("reconcile", "--once"), ("explain", "job/7"), ("digest",)):
         code, said = ask(server, *command)
-        assert (code, "up is 1" in said, "none had such a series in the last 7d: n1, n2. " in said) == (
+        assert (code, "up is 1" in said, "none had a series of gpu-exporter in the last 7d: n1, n2. " in said) == (
             3,
             True,
             True,
@@ -88,15 +87,15 @@ def test_never_there_down_and_gone_are_told_apart(processes: Processes, tmp_path
     wait_for(lambda: len(server.query("gpu_exporter_build_info")) == 2, "series of two exporters")
     code, said = ask(server, "reconcile", "--once")
     assert code == 0, said
-    assert "no holder of a GPU is reported, since no exporter has a source of holders" in said
+    assert "no exporter reports a holder, because no exporter has a source of holders" in said
     # f: since when it watches, and when the answer is complete
     young = re.search(
-        r"has watched the exporters since (\S+ \S+Z), for \w+\. A holder .* complete from (\S+ \S+Z) on", said
+        r"has series of the exporters only since (\S+ \S+Z), for \w+\. A holder .* complete from (\S+ \S+Z) on", said
     )
     assert young is not None, said
     first.text += HELD
     wait_for(lambda: bool(server.query("gpu_allocation_info")), "a holder")
-    assert "no holder of a GPU" not in ask(server, "reconcile", "--once")[1]
+    assert "no exporter reports a holder" not in ask(server, "reconcile", "--once")[1]
     # one of two targets is down: exporters are seen, and the other one is named
     wait_for(lambda: len(server.query("count_over_time(gpu_exporter_build_info[1m]) > 6")) == 2, "a step of 5 s")
     second.close()
@@ -111,7 +110,7 @@ def test_never_there_down_and_gone_are_told_apart(processes: Processes, tmp_path
         assert code == 3, said
         assert "2 targets do not answer (up is 0): n1" in said
         assert re.search(
-            r"the last series was there at \d{4}-\d\d-\d\d \d\d:\d\dZ, \w+ ago\. Check that gpu-exporter runs", said
+            r"the last series ended at \d{4}-\d\d-\d\d \d\d:\d\dZ, \w+ ago\. Check that gpu-exporter runs", said
         ), said
 
 
@@ -123,12 +122,7 @@ def start_with(processes: Processes, directory: Path, series: dict[str, range]) 
     """A Prometheus without targets that has these series, each with samples at these moments."""
     require("prometheus", "promtool")
     directory.mkdir()
-    lines = sorted(f"{name} 1 {at}" for name, moments in series.items() for at in moments)
-    lines.sort(key=lambda line: line.partition("{")[0])  # the lines of a family have to be together
-    history = directory / "history.txt"
-    history.write_text("\n".join([*lines, "# EOF\n"]), encoding="utf-8")
-    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(history), str(directory / "data")]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    write_history(directory, sorted(f"{name} 1 {at}" for name, moments in series.items() for at in moments))
     return Prometheus(processes, directory, {}, scrape_configs=[{"job_name": "none"}])
 
 
@@ -152,16 +146,16 @@ def test_exporters_of_another_label_are_named_with_the_matcher_that_selects_them
         code, said = ask(server, *command, '--source.matcher=cluster="west"')
         assert code == 3, said
         assert 'no gpu-exporter series match {cluster="west"}: exporters have series with cluster="east". ' in said
-        assert said.rstrip().endswith("Select the right ones, for example with --source.matcher='cluster=\"east\"'"), (
-            said
-        )
+        assert said.rstrip().endswith(
+            "Select the right exporters, for example with --source.matcher='cluster=\"east\"'"
+        ), said
     code, said = ask(server, "reconcile", "--once", '--source.matcher=job="x",cluster=~"ea.*"')
     assert len(re.findall(r'job="gpu-\d",cluster="east"; ', said)) == 5, said
-    assert "and others. Select the right ones, for example with --source.matcher='job=\"gpu-" in said
+    assert "and others. Select the right exporters, for example with --source.matcher='job=\"gpu-" in said
     # This cluster had exporters three hours ago, so the exporters of another one are no reason to doubt the matcher.
     code, said = ask(server, "reconcile", "--once", '--source.matcher=cluster="north"')
     assert re.search(
-        r"the last one was there at \S+ \S+Z, 3h\w* ago, and Prometheus has none of their targets now", said
+        r"the last series ended at \S+ \S+Z, 3h\w* ago, and Prometheus now has no target of these exporters", said
     ), said
 
 
@@ -175,7 +169,7 @@ def test_an_exporter_that_is_gone_and_other_exporters_are_told_apart_from_nothin
     other = {f"DCGM_FI_DEV_GPU_UTIL{{{labels(job='dcgm', gpu=n)}}}": minutes(20, 0) for n in range(3)}
     server = start_with(processes, tmp_path / "gone", {build: minutes(400, 300), held: minutes(400, 300), **other})
     code, said = ask(server, "explain", "job/7")
-    assert (code, "the last one was there at " in said, "--show-labels" in said) == (3, True, True), said
+    assert (code, "the last series ended at " in said, "--show-labels" in said) == (3, True, True), said
     code, said = ask(server, "explain", "job/8", "--at=320m")
     assert (code, "no such holder in the evidence" in said) == (2, True), said
     server.running.stop()
@@ -192,7 +186,7 @@ def test_an_exporter_that_is_gone_and_other_exporters_are_told_apart_from_nothin
         code, said = ask(server, *command)
         assert (
             code,
-            "Prometheus has had none with any label in the last 7d, and has no target that matches" in said,
+            "Prometheus has had no such series in the last 7d, and has no target that matches" in said,
         ) == (3, True), said
         assert "often `release`: kubectl get podmonitors,servicemonitors -A" in said
 
@@ -209,4 +203,6 @@ def test_a_holder_that_has_ended_is_named_with_the_time_at_which_it_can_be_expla
     assert (code, found is not None) == (2, True), said
     code, said = ask(server, "explain", "job/7", found[1] if found else "")
     assert (code, said.startswith("job 7: ")) == (0, True), said
-    assert "has watched the exporters since" not in ask(server, "reconcile", "--once")[1], "90 minutes are enough"
+    assert "has series of the exporters only since" not in ask(server, "reconcile", "--once")[1], (
+        "90 minutes are enough"
+    )

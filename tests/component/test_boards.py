@@ -24,6 +24,7 @@ UTILIZATION, POWER, ENERGY = (
     "nvmlDeviceGetTotalEnergyConsumption",
 )
 HANDLE = "nvmlDeviceGetHandleByIndex"
+RESET = {"name": "recovery_action", "severity": "unusable", "text": "asks for a reset"}
 
 
 class Case(NamedTuple):
@@ -98,7 +99,7 @@ CASES = {
     ),
     "a requested reset is reported": Case(  # utkuozdemir#393, scitix/sichek#121
         [healthy(0), Board(healthy(1).answers, {**healthy(1).fields, 230: 1})],
-        [{"asks": ""}, {"up": True, "asks": "asks for a reset"}],
+        [{"conditions": []}, {"up": True, "conditions": [RESET]}],
         exit_code=4,
         said="partial: gpu 1 asks for a reset",
     ),

@@ -40,13 +40,6 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def cgroups() -> Iterator[RealCgroups]:
-    made = RealCgroups("cpuacct")
-    yield made
-    made.close()
-
-
 @contextlib.contextmanager
 def quota_of(place: Path, cpus: float, pid: int) -> Iterator[None]:
     """A CFS quota for the same place in the hierarchy of the cpu controller."""

@@ -15,12 +15,17 @@ import yaml
 from kubernetes import client
 
 from tests.limits import advise
+from tests.rules.others import END as OTHERS_END
+from tests.rules.others import FOUND, dcgm_gpu, kube_pod
+from tests.rules.promtool import Case, Firing, run
+from tests.rules.world import BUSY, IDLE, World
 from tests.testbed.chart import CHART, Helm, find
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.node import program
 from tests.testbed.processes import wait_for
 from tests.testbed.programs import prometheus_operator_crds
 from tests.testbed.schemas import write_schemas
+from tests.testbed.servers import require
 
 pytestmark = pytest.mark.kubernetes
 ROOT = CHART.parents[1]
@@ -45,6 +50,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "listenAddress": "127.0.0.1",
             "stateHostPath": "",
             "monitors": ["monitoring/dcgm-exporter-.*"],
+            "reservations": ["gpu-sharing"],
             "draPluginPath": "/var/lib/kubelet/plugins/gpu.nvidia.com",
             "extraArgs": ["--log.format=json"],
             "extraEnv": [{"name": "A", "value": "b"}],
@@ -125,21 +131,36 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "priorityClassName": "high",
         },
         "web": {"secret": "web", "scheme": "HTTPS"},
+        "digest": {
+            "enabled": True,
+            "timeZone": "Europe/Berlin",
+            "by": "user",
+            "mail": {
+                "smtp": "relay.example.org:587",
+                "from": "gpus@example.org",
+                "to": ["a@example.org", "b@example.org"],
+            },
+            "extraArgs": ["--output=/x/digest.html", "--format=html"],
+        },
     },
     "files": {"settings": {"causes": {"files": "trace"}}, "agent": {"processes": True}},
     "training": {"settings": {"training": {"files": "read"}}, "agent": {"podsPath": "/data/kubelet/pods"}},
-    "no-reconciler": {"reconciler": {"enabled": False}, **MONITORING},
+    "no-agent": {
+        "agent": {"enabled": False},
+        "reconciler": {"enabled": False},
+        **MONITORING,
+        "prometheusRule": {"enabled": True, "otherExporter": "source-dcgm"},
+        "networkPolicy": {"enabled": True},
+        "openshift": {"scc": True},
+    },
+    "no-agent-but-reconciler": {"agent": {"enabled": False}, **MONITORING, "service": {"enabled": True}},
+    "no-reconciler": {"reconciler": {"enabled": False}, "digest": {"enabled": True}, **MONITORING},
     "services": {"service": {"enabled": True}, "serviceMonitor": {"enabled": True}, "openshift": {"scc": False}},
     "own-accounts": {
         "rbac": {"create": False},
         "agent": {"serviceAccount": {"create": False}},
         "reconciler": {"apply": True, "serviceAccount": {"create": False, "name": "mine"}},
     },
-}
-
-UID_OF_POD = {
-    "name": "GPU_EXPORTER_ATTRIBUTION_POD_UID",
-    "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}},
 }
 
 
@@ -168,8 +189,8 @@ def test_the_chart_passes_lint_and_schemas(helm: Helm, schemas: str, variant: st
     done = conform(schemas, text)
     assert done.returncode == 0, done.stdout
     assert "Invalid: 0, Errors: 0, Skipped: 0" in done.stdout
-    broken = conform(schemas, text.replace("updateStrategy:", "updateStrategi:"))
-    assert "additional properties 'updateStrategi' not allowed" in broken.stdout
+    broken = conform(schemas, text.replace("labels:", "labelz:"))
+    assert "additional properties 'labelz' not allowed" in broken.stdout
 
 
 @pytest.mark.parametrize(
@@ -198,6 +219,10 @@ def test_the_chart_passes_lint_and_schemas(helm: Helm, schemas: str, variant: st
         ({"web": {"scheme": "https"}}, "value must be one of"),
         ({"podMonitor": {"enabled": True, "tlsConfig": {"serverName": "a"}}}, "set web.scheme=HTTPS"),
         ({"serviceMonitor": {"enabled": True}}, "set service.enabled=true"),
+        (
+            {"agent": {"enabled": False}, "prometheusRule": {"otherExporter": "source-dcgm"}},
+            "alerts report only the holders that it knows; set reconciler.enabled=false",
+        ),
         (
             {"serviceMonitor": {"enabled": True}, "service": {"enabled": True}, "podMonitor": {"enabled": True}},
             "enable only one",
@@ -237,6 +262,10 @@ def test_the_chart_passes_lint_and_schemas(helm: Helm, schemas: str, variant: st
         ({"agent": {"monitors": ["ns/(a"]}}, "agent.monitors: ns/(a is not a regular expression"),
         ({"settings": {"alerts": {"resources": "*a"}}}, "settings.alerts.resources: *a is not a regular expression"),
         ({"agent": {"dnsPolicy": "Cluster"}}, "value must be one of"),
+        ({"digest": {"since": "7"}}, "does not match pattern"),
+        ({"digest": {"by": "team"}}, "value must be one of"),
+        ({"digest": {"mail": {"from": "not an address"}}}, "does not match pattern"),
+        ({"digest": {"mail": {"smtp": "relay:25"}}}, "digest.mail: smtp, from and to are needed together"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm: Helm, values: dict[str, Any], complaint: str) -> None:
@@ -275,6 +304,41 @@ def test_the_charts_rules_equal_their_source(helm: Helm, tmp_path: Path, alerts:
         assert len(built) == (8 if other else 7)
 
 
+def test_without_the_agent_rules_and_dashboards_read_another_exporter(helm: Helm) -> None:
+    objects = helm.objects(VARIANTS["no-agent"])
+    assert {each["kind"] for each in objects} == {"PrometheusRule", "ConfigMap"}
+    maps = [each for each in objects if each["kind"] == "ConfigMap"]
+    assert all(each["metadata"]["labels"]["grafana_dashboard"] == "1" for each in maps) and len(maps) == 4
+    assert find(objects, "PrometheusRule", "-source-dcgm")
+
+    objects = helm.objects(VARIANTS["no-agent-but-reconciler"])
+    parts = {each["metadata"]["labels"]["app.kubernetes.io/component"] for each in objects}
+    assert parts == {"reconciler", "config", "rules", "dashboard"}, "of agents that another installation runs"
+    assert [each["metadata"]["name"] for each in objects if each["kind"] == "PodMonitor"] == [
+        "gpu-gpu-exporter-reconciler"
+    ]
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_without_the_agent_no_alert_misses_it(helm: Helm, tmp_path: Path, busy: bool) -> None:
+    """The alerts of a cluster in which only dcgm-exporter and kube-state-metrics run."""
+    require("promtool")
+    (rules := tmp_path / "rules").mkdir()
+    for each in helm.objects(VARIANTS["no-agent"]):
+        if each["kind"] == "PrometheusRule":
+            name = each["metadata"]["name"].removeprefix("gpu-gpu-exporter-")
+            (rules / f"{name}.yaml").write_text(yaml.safe_dump(each["spec"]))
+    world = World(OTHERS_END)
+    dcgm_gpu(world, BUSY if busy else IDLE)
+    kube_pod(world)
+    offer = {"job": "kube-state-metrics", "node": "d1"}
+    world.put("kube_node_status_allocatable", {**offer, "resource": "nvidia_com_gpu"}, 1)
+    world.put("kube_node_status_condition", {**offer, "condition": "Ready", "status": "true"}, 1)
+    firing = [] if busy else [Firing("GpuHolderIdle", FOUND, OTHERS_END, {"pod": "train-0"})]
+    holds, text = run([Case("only dcgm-exporter", world, firing, every_s=30)], tmp_path, rules)
+    assert holds, text
+
+
 def test_alerts_are_in_prometheus_or_in_grafana_and_never_in_both(helm: Helm) -> None:
     def names(values: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
         """Recordings and alerts in Prometheus, alerts in Grafana."""
@@ -302,7 +366,7 @@ def test_alerts_are_in_prometheus_or_in_grafana_and_never_in_both(helm: Helm) ->
 
     recordings, alerts, none = names({})
     assert none == set()
-    assert len(alerts) == 31
+    assert len(alerts) == 30
     assert names({"alertsIn": "grafana", "grafana": {"datasource": "mimir-1"}}) == (recordings, set(), alerts)
 
 
@@ -420,215 +484,6 @@ def test_clients_of_a_port_with_tls_use_tls(helm: Helm) -> None:
             (found,) = find(objects, "PodMonitor", name)["spec"]["podMetricsEndpoints"]
             shown = {key: value for key, value in found.items() if key in ("scheme", *endpoint)}
             assert shown == ({"scheme": "https", **endpoint} if scheme == "HTTPS" else {})
-
-
-def test_the_agent_has_no_rights_and_the_dry_run_may_only_read_pods(helm: Helm) -> None:
-    objects = helm.objects({})
-    agent = find(objects, "DaemonSet")["spec"]["template"]["spec"]
-    assert agent["automountServiceAccountToken"] is False
-    assert not {"hostPID", "hostNetwork", "hostIPC"} & {key for key, value in agent.items() if value}
-    (container,) = agent["containers"]
-    assert container["securityContext"] == {
-        "runAsUser": 0,
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    writable = [mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
-    assert writable == ["state"]
-    (role,) = [each for each in objects if each["kind"] == "ClusterRole" and "annotations" not in each["metadata"]]
-    assert role["metadata"]["name"].endswith("-reconciler")
-    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list"}
-    assert all("*" not in (*rule["resources"], *rule["apiGroups"]) for rule in role["rules"])
-    reconciler = find(objects, "Deployment")["spec"]["template"]["spec"]
-    assert reconciler["automountServiceAccountToken"] is True
-    assert "--apply" not in reconciler["containers"][0]["args"]
-
-
-def test_the_agent_sees_host_processes_only_if_enabled(helm: Helm) -> None:
-    """In the host's PID namespace uid 0 may end every process of uid 0, without any capability."""
-    asked = find(helm.objects({"agent": {"processes": True}}), "DaemonSet")["spec"]["template"]["spec"]
-    assert asked["hostPID"] is True
-    assert "--attribution.process" in asked["containers"][0]["args"]
-    assert "process" not in json.dumps(find(helm.objects({}), "DaemonSet"))
-
-
-def test_the_agent_reads_host_cgroups_unless_disabled(helm: Helm) -> None:
-    def agent(values: dict[str, Any]) -> dict[str, Any]:
-        return find(helm.objects({"agent": values}), "DaemonSet")["spec"]["template"]["spec"]
-
-    pod = agent({})
-    assert "--path.cgroup=/host/cgroup" in pod["containers"][0]["args"]
-    mount = {"name": "cgroup", "mountPath": "/host/cgroup", "readOnly": True}
-    assert mount in pod["containers"][0]["volumeMounts"]
-    assert {"name": "cgroup", "hostPath": {"path": "/sys/fs/cgroup", "type": "Directory"}} in pod["volumes"]
-    assert UID_OF_POD in pod["containers"][0]["env"]
-    without = json.dumps(agent({"hostActivity": False}))
-    assert "cgroup" not in without and UID_OF_POD["name"] not in without
-
-
-def test_the_agent_gets_the_settings_for_monitors_and_claims(helm: Helm) -> None:
-    def agent(values: dict[str, Any]) -> dict[str, Any]:
-        return find(helm.objects({"agent": values}), "DaemonSet")["spec"]["template"]["spec"]
-
-    folder = "/var/lib/kubelet/plugins/gpu.nvidia.com"
-    pod = agent({"monitors": ["monitoring/dcgm-.*"], "draPluginPath": folder})
-    (container,) = pod["containers"]
-    assert {"--attribution.monitor=monitoring/dcgm-.*", "--attribution.claims=/host/dra-plugin"} <= {*container["args"]}
-    assert {"name": "dra-plugin", "mountPath": "/host/dra-plugin", "readOnly": True} in container["volumeMounts"]
-    assert {"name": "dra-plugin", "hostPath": {"path": folder, "type": "DirectoryOrCreate"}} in pod["volumes"]
-    assert "dra-plugin" not in json.dumps(agent({}))
-    for refused in ({"monitors": ["dcgm-exporter"]}, {"monitors": [".*/dcgm"]}, {"draPluginPath": "plugins"}):
-        assert helm.template({"agent": refused}, check=False).returncode != 0
-
-
-def test_the_agent_reads_the_kernel_log_only_if_enabled_and_privileged(helm: Helm) -> None:
-    def agent(values: dict[str, Any]) -> dict[str, Any]:
-        pod = find(helm.objects({"agent": values}), "DaemonSet")["spec"]["template"]["spec"]
-        return {"volumes": pod["volumes"], **pod["containers"][0]}
-
-    mount = {"name": "kmsg", "mountPath": "/dev/kmsg", "readOnly": True}
-    asked = agent({"xidKmsg": True, "privileged": True})
-    assert "--collector.xid.kmsg" in asked["args"]
-    assert mount in asked["volumeMounts"]
-    assert {"name": "kmsg", "hostPath": {"path": "/dev/kmsg", "type": "CharDevice"}} in asked["volumes"]
-    assert asked["securityContext"]["privileged"] is True
-    for values in ({}, {"privileged": True}):
-        text = json.dumps(agent(values))
-        assert "kmsg" not in text
-    refused = helm.template({"agent": {"xidKmsg": True}}, check=False)
-    assert refused.returncode != 0
-    assert "agent.xidKmsg: only privileged containers may read /dev/kmsg; set agent.privileged=true" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    ("apply", "condition", "lease"),
-    [
-        (False, False, {}),
-        (False, True, {}),
-        (True, False, {}),
-        (True, True, {}),
-        (False, False, {"namespace": "coordination", "name": "gpus"}),
-        (True, True, {"namespace": "coordination", "name": "gpus"}),
-        (True, False, {"name": "gpus"}),
-    ],
-    ids=[
-        "dry run",
-        "dry run, condition",
-        "apply",
-        "apply, condition",
-        "dry run, lease",
-        "apply, lease",
-        "name of a lease",
-    ],
-)
-def test_the_reconciler_has_the_rights_it_uses_and_no_others(
-    plane: ControlPlane, helm: Helm, apply: bool, condition: bool, lease: dict[str, str]
-) -> None:
-    about = {"serviceAccount": {"name": "marks"}} if lease else {}
-    objects = helm.objects({"reconciler": {"apply": apply, "condition": condition, "lease": lease, **about}})
-    args = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert ("--kubernetes.condition" in args) is (apply and condition), "the command refuses it without --apply"
-    rbac = client.RbacAuthorizationV1Api(plane.api)
-    role, binding = find(objects, "ClusterRole", "-reconciler"), find(objects, "ClusterRoleBinding", "-reconciler")
-    rbac.create_cluster_role(role)
-    rbac.create_cluster_role_binding(binding)
-    local = [find(objects, kind, "-reconciler") for kind in ("Role", "RoleBinding")]
-    create = {"Role": rbac.create_namespaced_role, "RoleBinding": rbac.create_namespaced_role_binding}
-    home = local[0]["metadata"]["namespace"]
-    if home not in {each.metadata.name for each in plane.core.list_namespace().items}:
-        plane.core.create_namespace({"metadata": {"name": home}})
-    for each in local:
-        create[each["kind"]](each["metadata"]["namespace"], each)
-    (account,) = [
-        each["metadata"]
-        for each in objects
-        if each["kind"] == "ServiceAccount"
-        and each["metadata"]["labels"]["app.kubernetes.io/component"] == "reconciler"
-    ]
-    assert account["name"] == "marks" or not lease
-    user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
-
-    def may(
-        verb: str, resource: str, group: str = "", subresource: str = "", namespace: str = "ml", name: str = ""
-    ) -> bool:
-        attributes = {"verb": verb, "resource": resource, "group": group, "namespace": namespace, "name": name}
-        attributes["subresource"] = subresource
-        review = {"spec": {"user": user, "resourceAttributes": attributes}}
-        answer = client.AuthorizationV1Api(plane.api).create_subject_access_review(review)
-        return bool(answer.status.allowed)
-
-    reads = [
-        ("get", "pods"),
-        ("list", "pods"),
-        ("get", "namespaces"),
-        ("list", "services"),
-        ("list", "endpointslices", "discovery.k8s.io"),
-        ("list", "horizontalpodautoscalers", "autoscaling"),
-        ("get", "jobs", "batch"),
-        ("get", "statefulsets", "apps"),
-        ("get", "pytorchjobs", "kubeflow.org"),
-    ]
-    status = ("patch", "pods", "", "status")
-    own = lease.get("name", "gpu-gpu-exporter-reconciler")
-    assert home == lease.get("namespace", account["namespace"])
-    assert f"--kubernetes.lease={home}/{own}" in args
-    pause = ("get", "leases", "coordination.k8s.io", "", home, own)  # a dry run reads the pause
-    record = [
-        (verb, "leases", "coordination.k8s.io", "", home, f"{own}-record" if verb != "create" else "")
-        for verb in ("create", "get", "update")
-    ]
-    writes = [
-        ("patch", "pods"),
-        ("update", "leases", "coordination.k8s.io", "", home, own),
-        ("create", "events", "events.k8s.io"),
-        *([status] if apply and condition else []),
-    ]
-    allowed = [*reads, pause, *record, *writes] if apply else [*reads, pause, *record]
-    denied = [
-        *(() if apply else writes),
-        ("delete", "pods"),
-        ("update", "pods"),
-        ("create", "pods"),
-        ("watch", "pods"),
-        ("create", "pods", "", "eviction"),
-        ("create", "pods", "", "exec"),
-        *(() if apply and condition else (status,)),
-        ("get", "leases", "coordination.k8s.io", "", home, "another"),
-        ("update", "leases", "coordination.k8s.io", "", home, "another"),
-        ("create", "leases", "coordination.k8s.io", "", "ml"),
-        *([("create", "leases", "coordination.k8s.io", "", account["namespace"])] if "namespace" in lease else []),
-        ("delete", "leases", "coordination.k8s.io", "", home, own),
-        ("get", "secrets"),
-        ("list", "nodes"),
-        ("list", "jobs", "batch"),
-        ("patch", "jobs", "batch"),
-        ("patch", "namespaces"),
-        ("patch", "deployments", "apps"),
-        ("create", "events"),
-        ("get", "events", "events.k8s.io"),
-    ]
-    try:
-        wait_for(lambda: all(may(*request) for request in allowed), "the rights to count")
-        assert [request for request in denied if may(*request)] == []
-    finally:
-        rbac.delete_cluster_role_binding(binding["metadata"]["name"])
-        rbac.delete_cluster_role(role["metadata"]["name"])
-        for each in local:
-            delete = {"Role": rbac.delete_namespaced_role, "RoleBinding": rbac.delete_namespaced_role_binding}
-            delete[each["kind"]](each["metadata"]["name"], each["metadata"]["namespace"])
-    wait_for(lambda: not any(may(*request) for request in allowed), "the rights to go")
-
-
-def test_the_kubelets_pods_are_mounted_only_where_trainings_are_read(helm: Helm) -> None:
-    for files, expected in (("none", []), ("read", ["/var/lib/kubelet/pods"])):
-        pod = find(helm.objects({"settings": {"training": {"files": files}}}), "DaemonSet")["spec"]["template"]["spec"]
-        mounts = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "pods"]
-        assert [each["mountPath"] for each in mounts] == expected
-        # Without HostToContainer, the agent would keep volumes of ended pods busy.
-        assert all(each["readOnly"] and each["mountPropagation"] == "HostToContainer" for each in mounts)
-        assert [each["hostPath"]["path"] for each in pod["volumes"] if each["name"] == "pods"] == expected
 
 
 def test_images_come_from_the_sites_registry_and_from_a_digest_where_one_is_given(helm: Helm) -> None:
@@ -760,11 +615,12 @@ def test_every_flag_of_the_chart_is_one_that_the_programs_know(helm: Helm) -> No
     objects = helm.objects({**values, "tests": {"enabled": True}})
     pods = [each["spec"]["template"]["spec"] for each in objects if each["kind"] in ("DaemonSet", "Deployment", "Job")]
     pods += [each["spec"] for each in objects if each["kind"] == "Pod"]
-    assert len(pods) == 4
+    pods.append(find(objects, "CronJob")["spec"]["jobTemplate"]["spec"]["template"]["spec"])
+    assert len(pods) == 6
     for pod in pods:
         (container,) = pod["containers"]
-        is_agent = "agent" in container["image"]
-        command = [sys.executable, "-m", "gpu_exporter", *([] if is_agent else ["reconcile"]), "--help"]
+        own = container.get("command", ["gpu-exporter", *([] if "agent" in container["image"] else ["reconcile"])])
+        command = [sys.executable, "-m", "gpu_exporter", *own[1:], "--help"]
         known = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
         for flag in container["args"]:
             name = flag.split("=")[0].removeprefix("--").removeprefix("no-")

@@ -37,29 +37,23 @@ CASES: dict[str, dict[str, Any]] = {
     "tests": {"tests": {"enabled": True}},
 }
 CONTAINER = {"name": "main", "image": "localhost/none"}
-# OpenShift's API is not part of Kubernetes: here the kind accepts every field.
-SCC = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "securitycontextconstraints.security.openshift.io"},
-    "spec": {
-        "group": "security.openshift.io",
-        "scope": "Cluster",
-        "names": {
-            "plural": "securitycontextconstraints",
-            "singular": "securitycontextconstraints",
-            "kind": "SecurityContextConstraints",
-        },
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            }
-        ],
-    },
-}
+# Cluster-wide kinds of others, as group, version, plural and kind. Here they accept every field.
+OTHERS = (
+    ("security.openshift.io", "v1", "securitycontextconstraints", "SecurityContextConstraints"),
+    ("monitoring.googleapis.com", "v1", "clusterpodmonitorings", "ClusterPodMonitoring"),
+)
+
+
+def free_crd(group: str, version: str, plural: str, kind: str) -> dict[str, Any]:
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    names = {"plural": plural, "singular": kind.lower(), "kind": kind}
+    served = [{"name": version, "served": True, "storage": True, "schema": schema}]
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {"group": group, "scope": "Cluster", "names": names, "versions": served},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +61,7 @@ def cluster(plane: ControlPlane) -> ControlPlane:
     """The control plane with the kinds that monitors, rules and OpenShift need."""
     api = client.ApiextensionsV1Api(plane.api)
     crds = [read_crd(path) for path in prometheus_operator_crds().glob("*.yaml")]
-    for crd in (SCC, *crds):
+    for crd in (*(free_crd(*other) for other in OTHERS), *crds):
         api.create_custom_resource_definition(crd)
     wait_for(
         lambda: all(
@@ -139,8 +133,11 @@ def test_plain_manifests_are_applied_twice_and_the_second_time_changes_nothing(
     done = kubectl(cluster, "apply", "-f", "-", text=text)
     assert done.returncode == 0, done.stderr
     assert {line.rsplit(" ", 1)[1] for line in done.stdout.splitlines()} == {"created"}
-    # And the rest: a pod of a test needs its account.
+    # And the rest: a pod of a test needs its account, which Helm makes first.
     hooks = helm.run("template", "gpu-exporter", CHART, "--namespace=gpu-exporter", "--values", values).stdout
+    for each in yaml.safe_load_all(hooks):
+        if each and each["kind"] == "ServiceAccount" and "test" in each["metadata"]["name"]:
+            assert kubectl(cluster, "apply", "-f", "-", text=yaml.safe_dump(each)).returncode == 0
     checked = kubectl(cluster, "apply", "--dry-run=server", "--validate=strict", "-f", "-", text=hooks)
     assert (checked.returncode, "Warning" in checked.stderr) == (0, False), checked.stderr
     differs = kubectl(cluster, "diff", "-f", "-", text=text)
@@ -174,7 +171,8 @@ def test_every_case_fits_the_schemas_of_older_kubernetes(version: str, helm: Hel
     folder.mkdir()
     schemas = write_schemas(read_recorded(version), prometheus_operator_crds(), folder)
     text = "\n---\n".join(helm.template(values).stdout for values in CASES.values())
-    text = "\n---\n".join(each for each in text.split("\n---\n") if "SecurityContextConstraints" not in each)
+    kinds = [f"kind: {other[3]}\n" for other in OTHERS]
+    text = "\n---\n".join(each for each in text.split("\n---\n") if not any(kind in each for kind in kinds))
     done = conform(schemas, text)
     assert done.returncode == 0, done.stdout
     assert "Invalid: 0, Errors: 0, Skipped: 0" in done.stdout

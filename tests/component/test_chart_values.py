@@ -23,6 +23,7 @@ LABELS = {
     "prometheusRule": {"enabled": True, "labels": {"release": "kps"}},
     "dashboard": {"enabled": True},
     "tests": {"enabled": True},
+    "digest": {"enabled": True},
 }
 
 
@@ -46,6 +47,10 @@ def pods_of(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for each in objects:
         if each["kind"] in ("DaemonSet", "Deployment", "Job"):
             found[each["metadata"]["labels"]["app.kubernetes.io/component"]] = each["spec"]["template"]
+        elif each["kind"] == "CronJob":
+            found[each["metadata"]["labels"]["app.kubernetes.io/component"]] = each["spec"]["jobTemplate"]["spec"][
+                "template"
+            ]
         elif each["kind"] == "Pod":
             found[each["metadata"]["labels"]["app.kubernetes.io/component"]] = each
     return found
@@ -76,11 +81,11 @@ def test_every_pod_of_the_reconcilers_image_has_its_annotations_and_pull_secrets
     more = {"extraVolumes": [volume], "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}]}
     values = {**LABELS, "reconciler": {**LABELS["reconciler"], **more}, "imagePullSecrets": [{"name": "r"}]}
     pods = pods_of(helm.objects(values))
-    for component in ("reconciler", "cleanup", "test"):
+    for component in ("reconciler", "cleanup", "test", "digest"):
         pod = pods[component]
         assert pod["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false", "its proxy would never end the job"
         assert pod["spec"]["imagePullSecrets"] == [{"name": "r"}]
-    for component in ("reconciler", "test"):
+    for component in ("reconciler", "test", "digest"):
         assert volume in pods[component]["spec"]["volumes"]
         assert {"name": "ca", "mountPath": "/ca"} in pods[component]["spec"]["containers"][0]["volumeMounts"]
     assert "volumes" not in pods["cleanup"]["spec"], "a Secret of the release is gone when the job begins"
@@ -95,6 +100,30 @@ def test_the_test_pod_reads_prometheus_with_the_reconcilers_account(helm: Helm) 
     assert pods["test"]["spec"]["serviceAccountName"] == pods["reconciler"]["spec"]["serviceAccountName"]
     plain = pods_of(helm.objects({"tests": {"enabled": True}}))["test"]["spec"]
     assert plain["automountServiceAccountToken"] is False, "Prometheus does not ask for it"
+
+
+def test_the_digest_reads_prometheus_as_the_reconciler_and_needs_no_right_of_the_cluster(helm: Helm) -> None:
+    pods = pods_of(helm.objects({**OPENSHIFT, "digest": {"enabled": True}}))
+    digest, reconciler = pods["digest"]["spec"], pods["reconciler"]["spec"]
+    assert (digest["serviceAccountName"], digest["automountServiceAccountToken"]) == (
+        reconciler["serviceAccountName"],
+        True,
+    )
+    sources = [[flag for flag in pod["containers"][0]["args"] if "--source." in flag] for pod in (digest, reconciler)]
+    assert sources[0] == sources[1] and len(sources[0]) > 2
+    plain = pods_of(helm.objects({"digest": {"enabled": True}}))["digest"]["spec"]
+    assert plain["automountServiceAccountToken"] is False, "Prometheus does not ask for it"
+    assert not [flag for flag in plain["containers"][0]["args"] if "--mail." in flag], "the log of the pod has it"
+
+
+def test_a_digest_without_agent_and_reconciler_has_its_settings_and_no_account_that_is_missing(helm: Helm) -> None:
+    off = {"agent": {"enabled": False}, "reconciler": {"enabled": False}}
+    objects = helm.objects({**off, "digest": {"enabled": True, "schedule": "@weekly"}})
+    assert sorted(each["kind"] for each in objects) == ["ConfigMap", "CronJob"]
+    assert "serviceAccountName" not in pods_of(objects)["digest"]["spec"]
+    assert find(objects, "CronJob")["spec"]["schedule"] == "@weekly"
+    assert find(objects, "ConfigMap")["metadata"]["name"] in str(pods_of(objects)["digest"]["spec"]["volumes"])
+    assert "digest" not in pods_of(helm.objects({}))
 
 
 @pytest.mark.parametrize(
@@ -137,6 +166,56 @@ def test_objects_of_the_site_are_taken_as_they_are_and_texts_may_contain_templat
     objects = helm.objects({"extraManifests": [manifest, text]})
     assert manifest in objects
     assert find(objects, "ConfigMap", "gpu-b")
+
+
+def notes(helm: Helm, *on: str, **values: Any) -> str:
+    """NOTES.txt with these parts switched on. Helm shows it only with a cluster, so an object carries it."""
+    text = (CHART / "templates" / "NOTES.txt").read_text("utf-8")
+    carried = '{{ define "notes" }}' + text + "{{ end }}apiVersion: v1\nkind: ConfigMap\nmetadata: {name: notes}\n"
+    carried += 'data: {notes: {{ include "notes" . | quote }}}'
+    parts = ("agent", "reconciler", "podMonitor", "prometheusRule")
+    switched = {part: {"enabled": part in on, **values.get(part, {})} for part in parts}
+    shown: str = find(helm.objects({**switched, "extraManifests": [carried]}), "ConfigMap", "notes")["data"]["notes"]
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("on", "needs"),
+    [
+        ((), ""),
+        (("podMonitor",), ""),
+        (("reconciler",), "Its reconciler needs agents"),
+        (("prometheusRule",), "Its rules need agents"),
+        (("prometheusRule", "reconciler"), "Its rules and its reconciler need agents"),
+    ],
+)
+def test_the_notes_of_a_release_without_agents_name_only_its_parts(helm: Helm, on: tuple[str, ...], needs: str) -> None:
+    shown = notes(helm, *on).splitlines()[0]
+    assert shown == (
+        "This release runs no agent. " + needs + " of another installation, e.g. on the hosts."
+        if needs
+        else "This release runs no agent."
+    )
+
+
+@pytest.mark.parametrize(
+    ("on", "lost", "named"),
+    [
+        (("podMonitor",), "", ""),
+        (("agent", "podMonitor"), "scrapes nothing", "podMonitor.labels"),
+        (("reconciler", "podMonitor"), "scrapes nothing", "podMonitor.labels"),
+        (("prometheusRule",), "has no alerts", "prometheusRule.labels"),
+        (("podMonitor", "prometheusRule"), "has no alerts", "prometheusRule.labels"),
+        (("agent", "podMonitor", "prometheusRule"), "scrapes nothing and has no alerts", "podMonitor.labels, prometheusRule.labels"),
+    ],
+)  # fmt: skip
+def test_the_notes_warn_of_missing_labels_only_for_objects_of_the_release(
+    helm: Helm, on: tuple[str, ...], lost: str, named: str
+) -> None:
+    shown = notes(helm, *on)
+    assert ("No label for the Prometheus operator" in shown) == bool(lost)
+    if lost:
+        assert f"({named})." in shown and f"otherwise it {lost}. See" in shown
 
 
 def test_a_group_of_controllers_can_be_left_out(helm: Helm) -> None:

@@ -70,6 +70,18 @@ def test_the_daemon_serves_both_formats_gzip_and_a_name_filter(processes: Proces
     assert {name for name, _ in series(only)} == {"gpu_up", "gpu_driver_up"}
 
 
+def test_all_threads_allocate_from_one_arena(processes: Processes, nvml_environment, feeder) -> None:
+    daemon, url = processes.start_exporter(*QUIET, environment=nvml_environment)
+    assert (fetch(f"{url}/metrics") or "").count("gpu_up{") == 4  # each has its thread
+    reserved = []
+    for line in Path(f"/proc/{daemon.process.pid}/maps").read_text("ascii").splitlines():
+        span, mode, _, _, inode, *_ = line.split()
+        first, last = (int(at, 16) for at in span.split("-"))
+        if (mode, inode) == ("---p", "0"):
+            reserved.append((last - first) / 2**20)
+    assert all(mib < 32 for mib in reserved), "glibc reserves 64 MiB for each arena but the first"
+
+
 def test_promtool_accepts_a_live_page(processes: Processes, nvml_environment, feeder) -> None:
     require("promtool")
     _, url = processes.start_exporter(*QUIET, environment=nvml_environment)
@@ -274,7 +286,7 @@ def test_a_resident_textfile_stays_fresh_without_http(
         (["--devices.replay=/nonexistent.csv"], "/nonexistent.csv: no such file"),
         (["reconcile", "--slurm.collector"], "--slurm.collector requires --web.listen-address"),
         (["reconcile", "--aply"], "unrecognized arguments: --aply"),
-        (["reconcile", "--once"], "exactly one of --source.prometheus and --source.exporter is needed"),
+        (["reconcile", "--once"], "give either --source.prometheus or --source.exporter"),
         (
             ["reconcile", "--once", "--source.exporter=n:1", "--attribution.resource=gpu("],
             "--attribution.resource: not a regular expression: 'gpu(': missing )",
@@ -288,10 +300,10 @@ def test_a_resident_textfile_stays_fresh_without_http(
         ),
         (
             ["explain", "--source.prometheus=http://p"],
-            "name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU",
+            "name a holder: NAMESPACE/POD, POD, job/ID, the UUID of its GPU, or NODE:INDEX",
         ),
-        (["pause", "--for=1h"], "exactly one of --kubernetes.lease and --pause.file is needed"),
-        (["pause", "--pause.file=/p", "--for=1h", "--end"], "--for begins or prolongs a pause, --end ends it"),
+        (["pause", "--for=1h"], "give --kubernetes.lease or --pause.file: the one that"),
+        (["pause", "--pause.file=/p", "--for=1h", "--end"], "--for begins or prolongs a pause, and --end ends a pause"),
     ],
 )
 def test_wrong_usage_ends_with_status_2_and_names_the_flag(flags: list[str], message: str) -> None:

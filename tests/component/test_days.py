@@ -26,7 +26,15 @@ from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.decision.outcomes import ENDED, REGRET, RIGHT, RUNS
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
-from gpu_exporter.reconciler.decision.surroundings import BATCH, INTERACTIVE, SERVING, Member, Surroundings, Unreadable
+from gpu_exporter.reconciler.decision.surroundings import (
+    BATCH,
+    INTERACTIVE,
+    SERVING,
+    Incarnation,
+    Member,
+    Surroundings,
+    Unreadable,
+)
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import judge_of
@@ -37,7 +45,7 @@ pytestmark = pytest.mark.slow
 
 SEED = int(os.environ.get("GPU_EXPORTER_DAY_SEED", "0")) or secrets.randbits(32)
 DAYS, DAYS_MAX = 2, 8  # more than two only if two days had too few idle holders to prove anything
-POLICY = Policy()._replace(freeze_exporters=0.5)  # one of four exporters may be unavailable for a moment
+POLICY = Policy()
 SLACK_S = 600.0  # for a failed scrape, coverage just below the limit, and half a minute for a cycle
 
 
@@ -69,6 +77,9 @@ class TrueSurroundings:
             else:
                 found[name] = Surroundings(holder.group, gangs.get(holder.group, ()), kind=class_of(holder))
         return found
+
+    def find_living(self, holders: Collection[Incarnation]) -> set[Incarnation]:
+        return {each for each in holders if self.read_fate(*each) == RUNS}
 
     def read_fate(self, name: HolderName, incarnation: str) -> str:
         now = self.clock.wall()
@@ -104,7 +115,7 @@ def decide_day(day: Day, tally: Outcomes) -> dict[int, list[Decision]]:
     )
     record = Record(None, tally, clock, 30 * 86_400.0)
     surveyors = [TrueSurroundings(day, scheduler, clock) for scheduler in ("kubernetes", "slurm")]
-    judge = judge_of(source, surveyors, Rulebook(POLICY), clock, record=record)
+    judge = judge_of(source, surveyors, Rulebook(POLICY), record=record)
     found: dict[int, list[Decision]] = {}
     for minute in range(1, MINUTES + 1):
         clock.advance(60.0)

@@ -231,11 +231,11 @@ def test_every_number_of_a_cluster_without_a_gap_is_the_truth(fleet: tuple[Prome
         return truth(end, begin, until, lambda place: place.cluster == "east" and wanted(place))
 
     compare(data["total"], expect(lambda place: True))
-    tenants = {(row["namespace"], row["user"]): row for row in data["tenants"]}
+    tenants = {(row["namespace"], row["user"]): row for row in data["members"]}
     assert set(tenants) == {("ml", ""), ("", "ada"), ("", "bob"), ("", "eve")}
     for key, tenant in ((("ml", ""), ML), (("", "ada"), ADA), (("", "bob"), BOB), (("", "eve"), EVE)):
         compare(tenants[key], expect(lambda place, tenant=tenant: place.tenant == tenant))  # type: ignore[misc]
-    groups = {row["namespace"] or row["account"]: row for row in data["subtotals"]}
+    groups = {row["namespace"] or row["account"]: row for row in data["groups"]}
     compare(groups["phys"], expect(lambda place: place.tenant in (ADA, BOB)))
     assert set(groups) == {"ml", "phys", "chem"} and "user" not in groups["phys"]
     for at, day in enumerate(data["days"]):
@@ -248,20 +248,18 @@ def test_every_number_of_a_cluster_without_a_gap_is_the_truth(fleet: tuple[Prome
     assert data["before"]["idle_hours"] == pytest.approx(true["idle"], rel=EXACT)
     (holder,) = data["holders"]
     idle = expect(lambda place: place.tenant == ML)["idle"]
-    assert (holder["title"], holder["owner"]) == ("east: ml/train-0", "east")
+    assert (holder["cluster"], holder["holder"], holder["team"]) == ("east", "ml/train-0", "east")
     assert holder["idle_hours"] == pytest.approx(idle, rel=EXACT)
     assert (data["currency"], data["missing"]) == ("EUR", [])
     assert data["seen"]["seconds"] == pytest.approx(DAYS * DAY, rel=EXACT)
     assert data["seen"]["failed_scrapes_ratio"] == pytest.approx(15 / (2 * DAYS * 24 * 60), rel=0.1)
     text = digest(server, '--source.matcher=job="gpu-exporter",cluster="east"')["text"].splitlines()
-    failed = "0.2% of the scrapes failed: hours that no exporter counted are in no column"
-    assert text[1] == f"Seen: 3d of 3d, data of 3 of 3 days. {failed}"
+    failed = "0.2% of the scrapes failed: lost hours are not counted"
+    assert f"Seen: 3d of 3d, data of 3 of 3 days. {failed}. Sources: gpu-exporter." in text
     assert any(line.startswith("east: phys: 2 users ") for line in text)
-    assert (
-        "idle: utilization 0 and no other activity, for any time; in the list of holders for at least 10m (alerts.idle_short)"
-        in text
-    )
-    assert "cost: in EUR" in text and " EUR); the period before: " in text[0]
+    assert "not counted: idle runs shorter than 10m (alerts.idle_short), in the list of holders only" in text
+    assert any(" IDLE, EUR " in line and line.startswith("NAME ") for line in text)
+    assert " EUR. The 3d before: " in text[2]
 
 
 def test_growth_over_a_gap_counts_and_what_cannot_be_told_is_missing(fleet: tuple[Prometheus, int]) -> None:
@@ -271,7 +269,7 @@ def test_growth_over_a_gap_counts_and_what_cannot_be_told_is_missing(fleet: tupl
     first, last = span(data)
     for row, tenants in (
         (data["total"], {ML, OLD}),
-        *((row, {ML if row["namespace"] else OLD}) for row in data["tenants"]),
+        *((row, {ML if row["namespace"] else OLD}) for row in data["members"]),
     ):
         true = truth(end, first, last, lambda place: place.cluster == "west" and place.tenant in tenants)  # noqa: B023
         missing = MONEY | ({"energy_kwh"} if OLD in tenants else set())
@@ -283,7 +281,7 @@ def test_growth_over_a_gap_counts_and_what_cannot_be_told_is_missing(fleet: tupl
     assert any(text.startswith("possibly some hours of w1") for text in data["missing"])
     assert data["seen"]["seconds"] == pytest.approx(DAYS * DAY - 3 * HOUR, rel=EXACT)
     text = digest(server, '--source.matcher=job="gpu-exporter",cluster="west"')["text"].splitlines()
-    assert text[1] == "Seen: 2d21h of 3d, data of 1 of 3 days"
+    assert "Seen: 2d21h of 3d, data of 1 of 3 days. Sources: gpu-exporter." in text
 
 
 def test_two_clusters_with_a_pod_of_one_name_stay_two(fleet: tuple[Prometheus, int]) -> None:
@@ -291,7 +289,7 @@ def test_two_clusters_with_a_pod_of_one_name_stay_two(fleet: tuple[Prometheus, i
     data = digest(server, "--format=json")
     first, last = span(data)
     for cluster in ("east", "west"):
-        (row,) = (each for each in data["tenants"] if (each["cluster"], each["namespace"]) == (cluster, "ml"))
+        (row,) = (each for each in data["members"] if (each["cluster"], each["namespace"]) == (cluster, "ml"))
         true = truth(end, first, last, lambda place: place.cluster == cluster and place.tenant == ML)  # noqa: B023
         compare(row, true, missing=MONEY if cluster == "west" else frozenset())
     compare(data["total"], truth(end, first, last, lambda place: True), missing=MONEY | {"energy_kwh"})

@@ -16,16 +16,18 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
+from gpu_exporter.common.model.rows import Row
 from tests.testbed.peers import STATUS, Peer, Raw, plain, serve
 from tests.testbed.pki import Authority
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
+from tests.testbed.statuses import status_of
 
 pytestmark = pytest.mark.slow
 ESCAPES = "\x1b]0;own\x07\x1b[31m\x9b2J\u202egpj\u2066\x7f\x00"
 LONG = "A" * 64_000
 HOSTILE = ESCAPES + LONG
 MOST = 12_000  # bytes of one program's output: a screen or two
-LINE_MOST = 2_200
+LINE_MOST = 2_800  # a row of `top`: six names of 256, a reason of 120 and an advice of 1024 characters
 
 
 def answers(status: str, body: str, *headers: str) -> Raw:
@@ -37,10 +39,7 @@ def rows(*labels: dict[str, str]) -> str:
     return json.dumps({"status": "success", "data": {"resultType": "vector", "result": found}})
 
 
-ROW = {
-    **dict.fromkeys(("gpu", "name", "holder", "owner", "state", "why", "cause", "advice"), HOSTILE),
-    **dict.fromkeys(("utilization_ratio", "memory_used_bytes", "power_watts", "temperature_celsius", "held_seconds", "idle_seconds"), 1.0),
-}  # fmt: skip
+ROW = Row(HOSTILE, HOSTILE, *[1.0] * 4, HOSTILE, HOSTILE, 1.0, 1.0, HOSTILE, HOSTILE, None, 1.0, 1.0, HOSTILE, HOSTILE)
 LABELS = {
     **dict.fromkeys(("namespace", "account", "user", "node", "instance", "cause", "pool", "name", "uuid"), HOSTILE),
     "pod": HOSTILE,
@@ -67,7 +66,7 @@ ANSWERS: dict[str, Raw] = {
     "labels": answers("200 OK", rows(LABELS)),
     "two clusters": answers("200 OK", rows({"cluster": HOSTILE}, {"cluster": f"b{HOSTILE}"})),
     "renamed labels": answers("200 OK", rows({"exported_pod": HOSTILE, "pod": HOSTILE})),
-    "rows of top": answers("200 OK", json.dumps({**STATUS, "rows": [ROW] * 3})),
+    "rows of top": answers("200 OK", json.dumps(status_of([ROW, *[ROW._replace(gpu="0")] * 2]))),
     "errors of top": answers(
         "200 OK",
         json.dumps({**STATUS, "driver_up": False, "driver_error": HOSTILE, "attribution": [{"source": HOSTILE, "error": HOSTILE}]}),

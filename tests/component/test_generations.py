@@ -119,6 +119,9 @@ EXPECTED = {
     "h100-mig": ({"gpu_mig_graphics_active_ratio", "gpu_mig_sm_active_ratio"}, {"gpu_utilization_ratio"}),
     "b200": ({"gpu_nvlink_rx_bytes_total", "gpu_sm_active_ratio"}, {"gpu_retired_pages"}),
     "gh200": ({"gpu_memory_used_bytes", "gpu_sm_active_ratio"}, {"gpu_retired_pages"}),
+    "gb200": ({"gpu_nvlink_rx_bytes_total", "gpu_sm_active_ratio"}, {"gpu_retired_pages", "gpu_pcie_rx_bytes_total"}),
+    "b300": ({"gpu_nvlink_rx_bytes_total", "gpu_pcie_rx_bytes_total"}, {"gpu_retired_pages"}),
+    "gb300": ({"gpu_nvlink_rx_bytes_total", "gpu_sm_active_ratio"}, {"gpu_retired_pages", "gpu_pcie_rx_bytes_total"}),
 }  # fmt: skip
 
 

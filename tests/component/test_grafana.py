@@ -94,14 +94,16 @@ EMPTY = {  # queries without data here, and the reason
         ("fleet", "Why GPUs are not used, and what to change", name): "hosts are not read; those of tests/preview are"
         for name in ("hours", "gpus")
     },
+    ("holder", "Its report", "B"): "it is a pod",
     ("holder", "Cause", "A"): "it works",
     ("holder", "Why, and what to change", "why"): "it works",
     ("holder", "Numbers", "number"): "it works",
     ("holder", "Mark", "A"): "it works",
     ("holder", "Marks", "A"): "it works",
-    **{("holder", title, "A"): "the host of a simulated node is not read" for title in ("CPUs", "Disks")},
+    **{("holder", title, "A"): "the host of a simulated node is not read" for title in ("CPUs", "CPU cores", "Disks")},
     ("holder", "Slowed down", "A"): "its GPU is not slowed down",
     ("node", "Slowed down", "A"): "no GPU is slowed down",
+    ("node", "Health", "degraded"): "no GPU is degraded",
     ("operations", "Age of the state file", "A"): "there is no state directory",
     ("operations", "Regret", "A"): "no holder worked again",
     ("operations", "Actions", "A"): "actions are off",
@@ -313,6 +315,9 @@ def test_the_holder_dashboard_shows_only_the_holders_gpu(
     site: Site, chosen: Mapping[str, str], idle: float, state: str, activity: float
 ) -> None:
     answers = site.answers("holder", chosen)
+    names = [{"namespace": "vision", "pod": "train-0"}, {"job_id": "48113"}]
+    shown = [labels for target in "AB" for labels, _ in answers["Its report", target]]
+    assert shown == [names[0 if chosen == VISION else 1]]
     assert one(answers["GPUs", "A"]) == 1.0
     ((_, run),) = answers["Idle for", "A"]
     assert run == 0 if idle == 0 else run > idle

@@ -180,7 +180,7 @@ class Village(Ground):
             PodActor(api, policy, self.clock, resources=GPU_RESOURCES),
         )
         source = Everywhere(*others, self.source)  # the hostile source is read first
-        decisions = judge_of(source, [marker], Rulebook(policy), self.clock).judge().decisions
+        decisions = judge_of(source, [marker], Rulebook(policy)).judge().decisions
         own = {each.name.name: each for each in decisions if each.name.namespace == self.namespace}
         targets = {each.title: actor.read(each, self.namespace, VERBS, IDLE_S, 0.0) for each in self.references}
         return SlurmSnapshot(own, targets)
@@ -255,12 +255,16 @@ def village(plane: ControlPlane) -> Iterator[Village]:  # noqa: F811
     made.clear()
 
 
+# Holders that become idle at the same time are frozen. Every plot would then delay everything and prove nothing.
+UNFROZEN = POLICY._replace(freeze_max=0.0)
+
+
 def test_forged_objects_change_nothing_in_another_namespace(village: Village) -> None:
     print(f"GPU_EXPORTER_HOSTILE_SEED={SEED}")
     village.plane.core.create_namespace({"metadata": {"name": "hostile"}})
     wait_for(lambda: village.plane.has_account("hostile"), "the namespace's ServiceAccount")
     hostile = Hostile(village, "hostile")
-    honest = village.look()
+    honest = village.look(policy=UNFROZEN)
     stages = {each.stage for each in honest.decisions.values()}
     assert stages >= {UNDERUSED, "active"} and all(
         why_not(each, honest_of(honest, each), VERBS, ()) is None for each in honest.targets.values()
@@ -272,7 +276,7 @@ def test_forged_objects_change_nothing_in_another_namespace(village: Village) ->
     def meddle(plot: Plot) -> None:
         try:
             hostile.begin(plot)
-            assert village.look(hostile.source).said() == honest.said()
+            assert village.look(hostile.source, policy=UNFROZEN).said() == honest.said()
         finally:
             hostile.end()
 
@@ -286,8 +290,6 @@ def honest_of(look: SlurmSnapshot, target: Target) -> dict[HolderName, Decision]
 
 
 RANK = ("candidate", UNDERUSED)
-# A namespace whose GPUs become idle at the same time is frozen. Every plot would then delay everything and prove nothing.
-UNFROZEN = POLICY._replace(freeze_max=0.0)
 
 
 def test_forged_objects_in_a_shared_namespace_only_delay_and_targets_are_idle(village: Village) -> None:

@@ -73,4 +73,7 @@ def test_once_without_a_key_shows_no_user_and_gives_the_reason(
     mode = config(tmp_path, "hmac")
     once = run_exporter("--once", "--format=json", *flags, "--state.directory=", mode, environment=nvml_environment)
     assert users(once.stdout) == [("", "")]
-    assert "gpu-exporter: warning: users and accounts are not shown: there is no state directory" in once.stderr
+    assert (
+        "gpu-exporter: warning: users and accounts are not shown: identity.user=hmac stores its key in the state directory, and there is none"
+        in once.stderr
+    )

@@ -42,7 +42,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def installed(clone: Path, home: dict[str, str]) -> str:
     """Installs as the README says; the last command of its block, which serves."""
-    *install, serve = code_block(README, "pip install .  ").splitlines()
+    *install, serve = code_block(README, "pip install .\n").splitlines()
     script = "\n".join(install)
     done = subprocess.run(["sh", "-euc", script], cwd=clone, env=home, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -74,13 +74,13 @@ def test_what_the_readme_says_of_pip_works(
 
     wait_for(series, "the exporter of the README")
 
-    once = code_block(ROOT / "docs" / "slurm.md", "gpu-exporter --once --format table")
+    once = code_block(ROOT / "docs" / "slurm.md", "gpu-exporter --once --format table  # values")
     (table,) = [line for line in once.splitlines() if line.startswith("gpu-exporter --once")]
     assert "job 48113" in run(table, clone, home)
     decided = run(f"gpu-exporter reconcile --once --source.exporter 127.0.0.1:{port}", clone, home)
     assert "job 48113" in decided and "1 exporter and 1 allocation seen" in decided
     extra = "pip install '.[reconciler]'"
-    assert extra in README.read_text("utf-8")
+    assert extra in (ROOT / "docs" / "reconciler.md").read_text("utf-8")
     run(extra, clone, home)
     where = run("python3 -c 'import kubernetes, gpu_exporter; print(gpu_exporter.__file__)'", clone, home)
     assert where.startswith(str(clone / "gpu-exporter-venv"))
@@ -89,7 +89,10 @@ def test_what_the_readme_says_of_pip_works(
 def test_what_the_page_of_slurm_says_works(clone: Path, home: dict[str, str], installed: str, tmp_path: Path) -> None:
     """In the environment of the README, whose files are installed below another folder than /etc."""
     page = ROOT / "docs" / "slurm.md"
-    blocks = [code_block(page, f"$files/{name}") for name in ("systemd/gpu-exporter.service", "slurm/prolog.sh")]
+    blocks = [
+        code_block(page, text)
+        for text in ("files=$(gpu-exporter contrib)", "$files/systemd/gpu-exporter.service", "$files/slurm/prolog.sh")
+    ]
     etc = tmp_path / "etc"
     for name in ("systemd/system", "slurm/prolog.d", "slurm/epilog.d"):
         (etc / name).mkdir(parents=True)
@@ -102,6 +105,6 @@ def test_what_the_page_of_slurm_says_works(clone: Path, home: dict[str, str], in
     }
     assert installed == {
         "systemd/system/gpu-exporter.service": False,
-        "slurm/prolog.d/gpu-exporter.sh": True,
-        "slurm/epilog.d/gpu-exporter.sh": True,
+        "slurm/prolog.d/zzz-gpu-exporter.sh": True,
+        "slurm/epilog.d/zzz-gpu-exporter.sh": True,
     }

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.config.defaults import Actions
-from gpu_exporter.reconciler.actions.acts import Acts
+from gpu_exporter.reconciler.actions.acts import UNCONFIRMED_S, Acts
+from gpu_exporter.reconciler.actions.ends import Ends
 from gpu_exporter.reconciler.actions.gates import Gates
-from gpu_exporter.reconciler.actions.journal import CONFIRM_S, KEY, Journal, parse
+from gpu_exporter.reconciler.actions.journal import KEY, Journal, parse
 from gpu_exporter.reconciler.actions.runner import ActionRunner, Parts
+from gpu_exporter.reconciler.actor import ENDING
 from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
@@ -44,6 +46,7 @@ pytestmark = pytest.mark.slurm
 # The other tests try the commands of Slurm with every release.
 ACT = Actions(mode="act", kinds="requeue, cancel", warned_for=0.0, cycle_max=5, hour_max=16)
 IDLE_S = 2.5
+KILL_WAIT_S = 30.0  # Slurm's default
 OK = "--comment=gpu-requeue-ok, from a checkpoint"
 STRANGER = "daemon"
 
@@ -83,11 +86,11 @@ class Desk(Bench):
         actors: Any = {"slurm": JobActor(self.marker, POLICY, self.command)}
         proofs: Any = self.proofs  # answers like the real one (see test_proofs)
         record: Any = self.said
-        judge = judge_of(self, [self.marker], Rulebook(POLICY), self.clock)
+        judge = judge_of(self, [self.marker], Rulebook(POLICY))
         parts = Parts(
             proofs,
             Gates(self.settings, proofs, record, HostLimits(0.25, 20e6), self.clock),
-            Acts(Journal(self.texts), actors, record, None, self, self.clock),
+            Acts(Journal(self.texts), actors, Ends(actors, proofs), record, None, self, self.clock, ACT.grace_max),
             actors,
             {"slurm": self.marker},
             judge.look_again,
@@ -109,7 +112,7 @@ class Desk(Bench):
 
         def is_known() -> bool:
             self.run()
-            return all(entry.told for entry in parse(self.texts.read_text(KEY)))
+            return not any(entry.is_open for entry in parse(self.texts.read_text(KEY)))
 
         wait_for(is_known, "the end of what was begun", each_s=0.3)
         return done, held
@@ -185,6 +188,37 @@ def test_a_job_that_cannot_be_requeued_is_not_requeued(cluster: Cluster, desk: D
     assert state(cluster, job) == "RUNNING" and desk.commands == []
 
 
+@of_one_release
+@pytest.mark.parametrize(("verb", "comment"), [("requeue", OK), ("cancel", "--comment=x")])
+def test_an_action_is_open_while_a_job_that_ignores_sigterm_still_has_its_gpu(
+    cluster: Cluster,  # noqa: F811
+    desk: Desk,
+    verb: str,
+    comment: str,
+) -> None:
+    """Slurm kills it after KillWait."""
+    script = cluster.slurm.root / "stubborn.sh"
+    script.write_text("#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 1; done\n", encoding="utf-8")
+    script.chmod(0o755)
+    job = cluster.slurm.submit_script(script, "-n1", "--gres=gpu:1", comment)
+    cluster.slurm.wait_until_runs(job)
+    wait_for(lambda: time.time() - cluster.start_of(job) > 3, "the job to be a few seconds old")
+    desk.runs[job] = (cluster.start_of(job), IDLE_S)
+    desk.settings = ACT._replace(grace_max=KILL_WAIT_S - 1.0)
+    desk.restart()
+    assert desk.act() == ([], {"grace"})
+    desk.settings = ACT
+    desk.restart()
+    assert desk.act(1) == ([], set())
+    wait_for(lambda: "COMPLETING" in str(cluster.row(job)["job_state"]), "Slurm to end the job")
+    desk.restart()
+    assert desk.act(1)[0] == []
+    (entry,) = parse(desk.texts.read_text(KEY))
+    assert entry.told == ENDING and entry.until_wall - entry.wall == KILL_WAIT_S + UNCONFIRMED_S
+    assert desk.act_until_known()[0] == [(verb, "done")]
+    assert time.time() - entry.wall > 25.0 and len(desk.commands) == 1
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_crash_at_the_command_does_not_notify_the_owner_twice(cluster: Cluster, desk: Desk, moment: str) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
@@ -204,7 +238,8 @@ def test_a_crash_at_the_command_does_not_notify_the_owner_twice(cluster: Cluster
     if moment == "before":
         assert ";acted=cancel@20" in read_mark(cluster, job)
         assert desk.act() == ([], {"pending"}), "a command may still be on its way"
-        desk.clock.later += CONFIRM_S
+        desk.clock.later += KILL_WAIT_S + UNCONFIRMED_S
+        desk.runs[job] = (cluster.start_of(job), IDLE_S)
         assert desk.act() == ([("cancel", "unconfirmed")], {"acted"})
         assert state(cluster, job) == "RUNNING"
     else:
@@ -239,7 +274,7 @@ def test_the_note_of_an_act_remains_until_the_mark_is_removed(cluster: Cluster, 
     desk.run_command = refuse
     desk.restart()
     assert desk.act() == ([], set())
-    desk.clock.later += 0.5 * POLICY.unsupported_max
+    desk.clock.later += KILL_WAIT_S + UNCONFIRMED_S
     desk.runs[job] = (cluster.start_of(job), IDLE_S)
     assert desk.run()[0] == ["renewed"]
     assert desk.done == [("cancel", "unconfirmed")]
@@ -329,7 +364,7 @@ def test_the_note_of_an_act_is_in_the_same_field_as_the_mark(
     assert desk.act() == ([], set())
     assert ";acted=cancel@20" in cluster.read(job)
     assert desk.act(1) == ([], {"pending"})
-    desk.clock.later += CONFIRM_S
+    desk.clock.later += KILL_WAIT_S + UNCONFIRMED_S
     desk.runs[job] = (cluster.start_of(job), IDLE_S)
     assert desk.act(1) == ([("cancel", "unconfirmed")], {"acted"})
 

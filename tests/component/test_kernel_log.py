@@ -42,11 +42,15 @@ def test_an_xid_without_an_event_is_counted_too(rig: Rig, kmsg: Kmsg) -> None:
     kmsg.write(f"NVRM: Xid (PCI:{GPU_3}): 79, GPU has fallen off the bus.")
     kmsg.write(f"NVRM: Xid (PCI:{GPU_3}): 92, High single-bit ECC error rate")
     kmsg.write(f"NVRM: Xid (PCI:{GPU_3}): 95, a user wrote this", priority=12)
+    kmsg.write("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 46 sourcetrack timeout error (First)")
     rig.table.push_event(3, 79)  # for 79 the driver also raises an event
     seen = rig.wait_until(url, "XID 62", lambda seen: events(seen, "3", "hardware") == 2)
     assert f'gpu_xid_errors_total{{gpu="3",uuid="{rig.table.table.devices[3].uuid.decode()}",xid="62"' in seen.text
     seen = rig.wait_until(url, "XID 92", lambda seen: events(seen, "3", "information") == 1)
     assert 'xid="95"' not in seen.text
+    switch = 'pci_bus_id="0000:c1:00.0",sxid="24007",severity="fatal"'
+    assert f"gpu_nvswitch_sxid_errors_total{{{switch}}} 1\n" in seen.text
+    assert f"gpu_nvswitch_sxid_last_timestamp_seconds{{{switch}}} " in seen.text
     assert [events(seen, str(gpu), "hardware") for gpu in range(4)] == [0, 0, 0, 2]
 
     def stays(seen: Seen) -> None:

@@ -139,11 +139,11 @@ def test_only_the_current_holder_writes_a_text_and_the_next_holder_reads_it(repl
     replicas.tick(replicas.a, replicas.b)
     replicas.a.write_text("journal", "first")
     assert replicas.a.read_text("journal") == "first"
-    with pytest.raises(MarkError, match="is not held") as caught:
+    with pytest.raises(MarkError, match="does not hold the Lease") as caught:
         replicas.b.write_text("journal", "second")
     assert caught.value.result == "fenced"
     replicas.pass_time(RENEW_DEADLINE_S)
-    with pytest.raises(MarkError, match="is not held"):
+    with pytest.raises(MarkError, match="does not hold the Lease"):
         replicas.a.write_text("journal", "late")
     replicas.a.release()
     replicas.tick(replicas.b)
@@ -284,7 +284,7 @@ def test_marks_are_removed_only_after_the_reconciler_has_ended(plane: ControlPla
         wait_for(lambda: bench.labels("one").get(LABEL) or None, "the mark")
         holder = leases.read_namespaced_lease("reconciler", bench.namespace).spec.holder_identity
         cleanup = processes.start(removal)
-        wait_for(lambda: "waits for the Lease, at most 45 s: " in cleanup.log(), "the wait for the Lease")
+        wait_for(lambda: "waiting at most 45 s for the Lease: " in cleanup.log(), "the wait for the Lease")
         assert f"{holder} holds Lease {place}\n" in cleanup.log()
         assert bench.labels("one").get(LABEL) == "underused"
         assert cleanup.process.poll() is None

@@ -119,8 +119,9 @@ def test_short_work_is_detected_at_any_moment(table: NvmlTable, part: str, begin
     assert sum(interval for interval in run.intervals if interval == 5.0) > 0.9 * sum(run.intervals)
 
 
-def test_long_cycles_call_the_driver_a_third_as_often(table: NvmlTable) -> None:
+def test_long_cycles_call_the_driver_less_than_half_as_often(table: NvmlTable) -> None:
     long, short = (play(table, "", 300.0, [0.0], interval_max_s) for interval_max_s in (5.0, 1.0))
     assert set(long.intervals[20:]) == {5.0}
     assert set(short.intervals) == {1.0}
-    assert long.calls < 0.35 * short.calls
+    # The state of each of 18 NVLinks is read every 10 s in both.
+    assert long.calls < 0.45 * short.calls

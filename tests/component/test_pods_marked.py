@@ -104,20 +104,6 @@ def test_without_evidence_marks_remain_for_a_while_and_are_then_removed(bench: B
     assert LABEL not in bench.labels("train")
 
 
-def test_a_reconciler_that_restarts_often_still_removes_marks(bench: Bench) -> None:
-    uid = bench.run_pod("train")
-    bench.source.pods["train"] = (uid, 130.0)
-    bench.run()
-    bench.source.answers = False
-    bench.clock.stopped = seconds(bench.annotations("train")[OBSERVED])
-    done = []
-    for bench.clock.ahead in range(60, 661, 60):
-        bench.restart()
-        done.append(bench.run()[0])
-    assert done == [*[[]] * 9, ["withdrawn"], []]
-    assert bench.labels("train") == {}
-
-
 def test_the_reconciler_renews_the_evidence_on_a_pod_but_not_in_every_cycle(bench: Bench) -> None:
     uid = bench.run_pod("train", labels={"app": "mine"})
     bench.source.pods["train"] = (uid, 130.0)
@@ -339,18 +325,6 @@ def test_a_mark_without_annotations_is_adopted_if_true_and_removed_if_not(bench:
     bench.source.answers = False
     assert bench.run() == (["withdrawn"], [])
     assert bench.labels("train") == {}
-
-
-def test_a_mark_with_evidence_from_the_future_is_still_removed(bench: Bench) -> None:
-    uid = bench.run_pod("train")
-    bench.source.pods["train"] = (uid, 130.0)
-    bench.run()
-    change = {"metadata": {"annotations": {OBSERVED: "2999-01-01T00:00:00Z"}}}
-    bench.plane.core.patch_namespaced_pod("train", bench.namespace, change)
-    assert bench.run() == (["renewed"], [])
-    bench.plane.core.patch_namespaced_pod("train", bench.namespace, change)
-    bench.source.answers = False
-    assert bench.run() == (["withdrawn"], [])
 
 
 def test_marks_per_cycle_are_limited_and_the_longest_idle_pods_come_first(bench: Bench) -> None:

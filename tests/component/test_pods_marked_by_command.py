@@ -45,7 +45,10 @@ def test_the_command_writes_only_with_apply_audits_and_removes_all_marks(bench: 
         assert past in done.stdout
         assert run_exporter(*command, f"{bench.namespace}/absent").returncode == 2
         done = run_exporter(*command)
-        assert done.returncode == 2 and "name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU" in done.stderr
+        assert (
+            done.returncode == 2
+            and "name a holder: NAMESPACE/POD, POD, job/ID, the UUID of its GPU, or NODE:INDEX" in done.stderr
+        )
     remove = ("reconcile", "--remove-all", *access)
     done = run_exporter(*remove)
     assert done.stdout == f"{bench.namespace}/train: underused: would be withdrawn with --apply\n", done.stderr
@@ -80,7 +83,8 @@ def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench, tmp_path: Path)
         done = run_exporter(*allowed)
         assert (done.returncode, LABEL in done.stdout) == (4, False), "what surrounds pods is not known"
         assert (
-            f"the evidence is incomplete: the surroundings of pods in {bench.namespace} cannot be read: " in done.stderr
+            f"the evidence is incomplete: the pods of namespace {bench.namespace} and their owners cannot be read: "
+            in done.stderr
         )
         assert "status 403" in done.stderr
         rbac.create_cluster_role(role)
@@ -98,7 +102,7 @@ def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench, tmp_path: Path)
         rows = {row["name"]: row for row in json.loads(run_exporter(*allowed, "--format=json").stdout)["holders"]}
         assert (rows["other"]["refused"], rows["train"]["refused"]) == ("foreign", "")
         done = run_exporter("explain", f"{bench.namespace}/other", *[each for each in allowed[1:] if each != "--once"])
-        assert f"  REFUSED: foreign: {LABEL} has a value that the reconciler does not set\n" in done.stdout
+        assert f"  REFUSED: foreign: {LABEL} has a value that the reconciler never sets\n" in done.stdout
         done = run_exporter(*command, "--no-kubernetes")
         assert done.stderr.count("cannot connect to the API server") == 1
         assert "REFUSED" not in done.stdout
@@ -114,7 +118,7 @@ def test_gpus_of_a_sites_own_resource_are_counted_if_the_resource_is_named(bench
         command = ("reconcile", "--once", f"--source.exporter={address}", *access)
         assert "REFUSED: gpus" in run_exporter(*command).stdout
         done = run_exporter(*command, "--apply")
-        assert "not marked underused: the pod asks for 0 GPUs, but the evidence is about 1" in done.stderr
+        assert "not marked underused: the pod requests 0 GPUs, but the evidence is about 1" in done.stderr
         assert LABEL not in bench.labels("train")
         assert "REFUSED" not in run_exporter(*command, named).stdout
         done = run_exporter(*command, named, "--apply")

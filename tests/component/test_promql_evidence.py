@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,12 +16,13 @@ from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import fetch_text
 from gpu_exporter.reconciler.decision.policy import Decision, decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.decision.spared import why_spared
 from gpu_exporter.reconciler.evidence.pause_expression import Pauses
 from gpu_exporter.reconciler.evidence.peaks import Peaks
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, HostLimits
 from tests.testbed.processes import Processes, run_exporter
-from tests.testbed.servers import Prometheus, require
+from tests.testbed.servers import Prometheus, require, write_history
 
 pytestmark = pytest.mark.servers
 POLICY = Policy()
@@ -147,7 +147,31 @@ def servers(end: int) -> list[str]:
     return [*lines, f'gpu_exporter_build_info{{job="serving"}} 1 {end}']
 
 
-def write_history(directory: Path, end: int) -> None:
+def silent(end: int) -> list[str]:
+    """Jobs of exporters that stopped half an hour ago. Two jobs have moved: to another exporter of the same GPU, and, after
+    a requeue, to another node. One exporter stopped more than an hour ago.
+    """
+    lines: list[str] = []
+    for job, node, uuid, start, first, last in (
+        ("31", "n31", "GPU-31", end - 9000, 3000, 1800),
+        ("32", "n32", "GPU-32", end - 9000, 3000, 1800),
+        ("32", "n32-new", "GPU-32", end - 9000, 1800, 0),
+        ("33", "n33", "GPU-33", end - 9000, 3000, 1800),
+        ("33", "n34", "GPU-34", end - 1000, 1000, 0),
+        ("35", "n35", "GPU-35", end - 9000, 9000, 4000),
+    ):
+        place = f'job="silent",node="{node}",instance="{node}:9836"'
+        labels = f'{place},gpu="0",uuid="{uuid}",scheduler="slurm",job_id="{job}"'
+        for at in range(end - first, end - last + 1, SCRAPE_S):
+            lines += [
+                f'gpu_exporter_build_info{{{place},version="{1 + (end - at) // 2400}"}} 1 {at}',
+                f'gpu_allocation_info{{{labels},source="slurm",user="u{(end - at) // 2400}"}} 1 {at}',
+                f"gpu_allocation_start_timestamp_seconds{{{labels}}} {start} {at}",
+            ]
+    return lines
+
+
+def write_series(directory: Path, end: int) -> None:
     """The blocks of a Prometheus that scraped these jobs until `end` (Unix seconds)."""
     flaps: Present = lambda second: second % 120 < 70 or second > HISTORY_S - 60  # noqa: E731
     late: Present = lambda second: second > HISTORY_S - 600  # noqa: E731
@@ -182,6 +206,8 @@ def write_history(directory: Path, end: int) -> None:
     # The work of three jobs on their hosts.
     for name, job, value in (
         ("activity_ratio", "7", 0.5),
+        ("activity_ratio", "1", 0.0625),
+        ("cpus", "1", 16),
         ("activity_ratio", "2", 0.1),
         ("io_bytes_per_second", "6", 3e7),
     ):
@@ -189,6 +215,19 @@ def write_history(directory: Path, end: int) -> None:
         lines.append(
             f'gpu_allocation_host_{name}{{{place},job_id="{job}"}} {value} {at - 600}'
         )  # then the exporter restarts
+    # Jobs 14 and 15 worked on their hosts for ten minutes, until 45 and until 15 minutes ago.
+    for job, ended in (("14", 2700), ("15", 900)):
+        lines += job_series(job, end, lambda second: True)
+        place = f'job="gpu-exporter",node="n{job}",instance="n{job}",gpu="0",uuid="GPU-{job}",scheduler="slurm"'
+        for second in range(0, HISTORY_S + 1, SCRAPE_S):
+            ratio = 0.4 if ended <= HISTORY_S - second < ended + 600 else 0.1
+            moment = end - HISTORY_S + second
+            lines.append(f'gpu_allocation_host_activity_ratio{{{place},job_id="{job}"}} {ratio} {moment}')
+    # The containers of jobs 16 and 17 restarted ten minutes ago. They last worked 150 and 90 minutes ago.
+    for job, quiet in (("16", 9000), ("17", 5400)):
+        place = f'job="gpu-exporter",node="n{job}",instance="n{job}",gpu="0",uuid="GPU-{job}",scheduler="slurm"'
+        lines += [line.replace("} 8000 ", "} 600 ") for line in job_series(job, end, lambda second: True)]
+        lines.append(f'gpu_allocation_last_active_timestamp_seconds{{{place},job_id="{job}"}} {end - quiet} {at}')
     # An hour in which witnesses made GPU-1 and an instance of GPU-2 busy.
     for second in range(0, 3601, SCRAPE_S):
         place = 'job="gpu-exporter",node="n1",instance="n1",gpu="0"'
@@ -227,14 +266,10 @@ def write_history(directory: Path, end: int) -> None:
     enforced = 'job="enforced",namespace="monitoring",node="n1",instance="n1",gpu="0",uuid="GPU-8"'
     lines += [f"gpu_up{{{enforced}}} 1 {at}", f'gpu_exporter_build_info{{job="enforced"}} 1 {at}']
     lines += [f'gpu_allocation_idle_run_seconds{{{enforced},pod="notebook-0",scheduler="kubernetes"}} 8000 {at}']
+    lines += silent(end)
     lines += servers(end)
     lines += [*days_before(HOUR), f'gpu_exporter_build_info{{job="usual"}} 1 {at}']
-    lines.sort(key=lambda line: line.partition("{")[0])  # the lines of a family have to be together
-    text = directory / "history.txt"
-    text.write_text("\n".join(lines) + "\n# EOF\n", encoding="utf-8")
-    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(text), str(directory / "data")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+    write_history(directory, lines)
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +278,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     require("prometheus", "promtool")
     directory = tmp_path_factory.mktemp("prometheus")
     end = int(time.time()) // 15 * 15
-    write_history(directory, end)
+    write_series(directory, end)
     with Processes(directory) as processes:
         yield Prometheus(processes, directory, {})
 
@@ -294,12 +329,14 @@ def test_coverage_is_the_share_of_the_time_held_that_was_observed(
 
 def test_the_smaller_of_two_witness_values_counts(decisions: dict[str, Decision]) -> None:
     assert decisions["5"].stage == "candidate"
-    assert decisions["5"].reason.endswith("but only one witness shows a part of that, so it stays a candidate")
+    assert decisions["5"].reason.endswith(
+        "but only one witness shows it for a part of this time, so it stays a candidate"
+    )
 
 
 def test_a_gpu_that_does_not_answer_makes_its_job_unknown(decisions: dict[str, Decision]) -> None:
     assert (decisions["6"].stage, decisions["6"].active) == ("unknown", False)
-    assert "no idle run is published for n6 gpu 1" in decisions["6"].reason
+    assert "the idle time of n6 gpu 1 is unknown" in decisions["6"].reason
 
 
 def test_jobs_that_slurm_hides_are_not_judged_but_their_gpus_are_counted(prometheus: Prometheus) -> None:
@@ -308,12 +345,22 @@ def test_jobs_that_slurm_hides_are_not_judged_but_their_gpus_are_counted(prometh
     assert all(holder.name.name for holder in evidence.holders)
 
 
+def test_holders_of_exporters_that_stopped_are_unseen_unless_another_exporter_shows_their_gpus(
+    prometheus: Prometheus,
+) -> None:
+    evidence = source(prometheus, 'job="silent"').read_evidence()
+    starts = {each.name.name: int(each.incarnation) for each in evidence.unseen}
+    assert sorted((each.exporter, str(each.name)) for each in evidence.unseen) == [("n31", "job 31"), ("n33", "job 33")]
+    assert starts["31"] == starts["33"], "the start of job 33 before it was requeued"
+    assert evidence.problems == ()
+
+
 def test_explain_finds_an_array_task_that_is_not_suspected(prometheus: Prometheus) -> None:
     asked = PromQLSource(
         PromQLOptions(
             address=parse_address(prometheus.url),
             candidate_after_s=1e6,
-            window_s=POLICY.underused_after,
+            window_s=86_400.0,
             matcher='job="gpu-exporter"',
         ),
         clock=SYSTEM_CLOCK,
@@ -336,12 +383,12 @@ def test_witnesses_come_from_the_holders_own_gpus_in_the_last_hour(prometheus: P
 
 
 def test_renamed_labels_are_refused_with_the_remedy(prometheus: Prometheus) -> None:
-    with pytest.raises(AnswerError, match="have exported_namespace and exported_pod, .* set honorLabels: true"):
+    with pytest.raises(AnswerError, match="have exported_namespace and exported_pod, .* Set honorLabels: true"):
         source(prometheus, 'job="renamed"').read_evidence()
 
 
 def test_an_enforced_namespace_is_refused_with_the_remedy(prometheus: Prometheus) -> None:
-    with pytest.raises(AnswerError, match="nothing is decided; drop the label `namespace` of the targets"):
+    with pytest.raises(AnswerError, match="makes no decisions. Drop the label of the targets"):
         source(prometheus, 'job="enforced"').read_evidence()
 
 
@@ -380,6 +427,42 @@ def test_host_work_is_evidence_only_for_the_holders_that_do_it(prometheus: Prome
     (decision,) = [each for each in decide(asked, POLICY) if each.name.name == "7"]
     assert decision.stage == "candidate"
     assert "but the holder uses 50% of its CPUs" in decision.reason
+    assert {name: (unit.host_cores, unit.host_cpus) for name, unit in units.items() if unit.host_cores} == {
+        "1": (1, 16)
+    }
+
+
+def test_past_work_on_the_host_counts_for_half_an_hour(prometheus: Prometheus) -> None:
+    asked = PromQLSource(
+        PromQLOptions(
+            address=parse_address(prometheus.url),
+            candidate_after_s=POLICY.candidate_after,
+            window_s=POLICY.underused_after,
+            matcher='job="gpu-exporter"',
+            host=HostLimits(POLICY.host_busy_ratio, POLICY.host_busy_io, 4 * 3600.0),
+        ),
+        clock=SYSTEM_CLOCK,
+    ).read_evidence()
+    ages = {each.name.name: each.units[0].host_work_age_s for each in asked.holders}
+    assert {job: round((age or 0.0) / 60) for job, age in ages.items() if job in ("1", "14", "15")} == {
+        "1": 0,
+        "14": pytest.approx(45, abs=5),
+        "15": pytest.approx(15, abs=5),
+    }
+    assert ages["1"] is None
+    used = {each.name.name: each.units[0].cores_age_s for each in asked.holders}
+    assert used["1"] == pytest.approx(300, abs=300) and used["14"] is None
+    found = {each.name.name: each for each in decide(asked, POLICY)}
+    assert (found["14"].stage, found["15"].stage) == ("underused", "candidate")
+    assert re.search(r"but the holder worked outside its GPUs (1|2)\d min ago, so it stays", found["15"].reason)
+
+
+def test_a_holder_whose_idle_runs_are_interrupted_is_evidence_and_counted(
+    holders: dict[str, HolderEvidence], decisions: dict[str, Decision]
+) -> None:
+    assert holders["16"].units[0].quiet_s == pytest.approx(9000, abs=300)
+    assert (decisions["16"].stage, why_spared(decisions["16"])) == ("active", "interrupted")
+    assert "17" not in holders
 
 
 def paused(server: Prometheus, pause_when: str, policy: Policy = POLICY) -> tuple[Decision, Evidence]:
@@ -430,6 +513,7 @@ def test_explain_answers_for_a_gpu_and_a_time_in_the_past(prometheus: Prometheus
     command = ("explain", "GPU-1", f"--source.prometheus={prometheus.url}", "--no-slurm", "--no-kubernetes")
     done = run_exporter(*command)
     assert done.returncode == 0 and done.stdout.startswith("job 1: stage underused: "), done.stdout + done.stderr
+    assert "; the holder uses 1.0 of its 16 CPU cores" in done.stdout.splitlines()[0]
     done = run_exporter(*command, "--at=1m")
     assert done.returncode == 0 and done.stdout.startswith("job 1: stage underused: "), done.stdout + done.stderr
     assert "the objects around the holder at that time are unknown" in done.stderr

@@ -17,7 +17,7 @@ from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import fetch_text
-from gpu_exporter.reconciler.actions.proofs import ALERT, Proofs, Work
+from gpu_exporter.reconciler.actions.proofs import ALERT, Proofs, Shown, Work
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import HolderName
 from tests.testbed.processes import Processes, fetch, wait_for
@@ -40,9 +40,12 @@ def history(now: int) -> Iterator[str]:
     for second in range(-3600, 61, 30):
         at = now + second
         for pool, waiting in (("nvidia_com_gpu", 3), ("gpu-long", 8)):
-            if pool == "nvidia_com_gpu" or second > -300:  # if there is no demand, the series has no sample, not even 0
+            if pool == "nvidia_com_gpu" or second > -300:  # earlier, the demand is unknown
                 yield line("pool:gpu_pending_gpus:capped", waiting, at, pool=pool)
             yield line("pool:gpu_pending_gpus:sum", 1000, at, pool=pool)  # one tenant wants all of them
+        yield line("pool:gpu_pending_gpus:capped", 0 if second < -60 else 4, at, pool="gpu(short)")
+        if not -600 < second < -300:
+            yield line("pool:gpu_pending_gpus:capped", 0, at, pool="gap")
         yield line("allocation:gpu_pool:info", 1, at, **whose("a"), pool="nvidia_com_gpu", uuid="GPU-1", node="n")
         yield line("allocation:gpu_pool:info", 1, at, **whose("a"), pool="nvidia_com_gpu", uuid="GPU-2", node="n")
         yield line("allocation:gpu_pool:info", 1, at, **whose("b"), pool="nvidia_com_mig", uuid="GPU-3", node="n")
@@ -53,10 +56,34 @@ def history(now: int) -> Iterator[str]:
             for uuid in ("GPU-1", "GPU-2"):
                 yield line("gpu_allocation_host_activity_ratio", cpu, at, **where, uuid=uuid)
                 yield line("gpu_allocation_host_io_bytes_per_second", io, at, **where, uuid=uuid)
+                yield line("gpu_allocation_host_cpus", 16, at, **where, uuid=uuid)
         where = {**exporter, "scheduler": "slurm", "job_id": "7", "instance": "n9:9400"}
         yield line("gpu_allocation_host_activity_ratio", 0.5, at, **where, uuid="GPU-4")
         yield line("gpu_allocation_host_activity_ratio", 0.9, at, **{**where, "job": "another"}, uuid="GPU-4")
     yield from cadvisor(now)
+    yield from holders(now)
+
+
+def holders(now: int) -> Iterator[str]:
+    """What exporters show, with samples until long after the tests."""
+    exporter = {"job": "gpu-exporter"}
+    for at in range(now - 60, now + 1800, 30):
+        for node, uuid, uid in (("n1", "GPU-1", "uid-a"), ("n2", "GPU-2", "uid-b"), ("n2", "GPU-3", "")):
+            where = {**exporter, **whose("a"), "node": node, "instance": f"{node}:9400", "uuid": uuid}
+            yield line("gpu_allocation_info", 1, at, **where, **({"pod_uid": uid} if uid else {}))
+            yield line("gpu_allocation_start_timestamp_seconds", now - 7000 - int(uuid[-1]), at, **where)
+        for job, uuid in (("gpu-exporter", "GPU-4"), ("another", "GPU-5")):
+            where = {"job": job, "scheduler": "slurm", "job_id": "7", "instance": "n9:9400", "uuid": uuid}
+            yield line("gpu_allocation_info", 1, at, **where)
+        for place, age_s in (
+            ({"node": "n1"}, 0),
+            ({"node": "n2"}, 61),
+            ({"instance": "n9:9400"}, 1),
+            ({"node": "n(1"}, 9),
+        ):
+            yield line(
+                "gpu_exporter_last_sample_timestamp_seconds", at - age_s, at, **{"instance": "x", **exporter, **place}
+            )
 
 
 REST_S = 2 * 3600
@@ -149,6 +176,11 @@ def test_demand_is_the_number_of_gpus_wanted_all_the_time_in_the_holders_pools(
     assert proofs(servers).read_demand([A, B, JOB]) == {A: {"nvidia_com_gpu": 3.0}}
 
 
+def test_the_demand_of_a_pool_is_zero_only_where_samples_prove_it(servers: tuple[Prometheus, str, Webhook]) -> None:
+    pools = ["nvidia_com_gpu", "gpu(short)", "gpu-long", "gap", "none"]
+    assert proofs(servers).read_pending(pools) == {"nvidia_com_gpu": 3.0, "gpu(short)": 0.0}
+
+
 def test_explain_reads_how_many_gpus_of_the_holders_pools_are_waited_for(
     servers: tuple[Prometheus, str, Webhook],
 ) -> None:
@@ -162,10 +194,28 @@ def test_explain_reads_how_many_gpus_of_the_holders_pools_are_waited_for(
 
 def test_the_host_work_of_holders_is_read_per_node(servers: tuple[Prometheus, str, Webhook]) -> None:
     assert proofs(servers).read_host_work([A, B, JOB]) == {
-        A: {"n1": Work(0.02, 1000.0), "n2": Work(0.9, 5e8)},
+        A: {"n1": Work(0.02, 1000.0, 16), "n2": Work(0.9, 5e8, 16)},
         JOB: {"n9:9400": Work(0.5, None)},
     }
     assert proofs(servers, matcher='job="another"').read_host_work([A, JOB]) == {JOB: {"n9:9400": Work(0.9, None)}}
+
+
+def test_the_holders_that_exporters_show_are_read_with_their_pods_and_starts(
+    servers: tuple[Prometheus, str, Webhook],
+) -> None:
+    start = round(proofs(servers).read_shown([A])[A].start_wall or 0.0)
+    assert 7000 < time.time() - start < 8000
+    assert proofs(servers).read_shown([A, B, JOB, A._replace(namespace="other")]) == {
+        A: Shown(frozenset({"uid-a", "uid-b", ""}), float(start)),
+        JOB: Shown(frozenset({""}), None),
+    }
+
+
+def test_only_exporters_with_a_fresh_sample_can_confirm_an_end(servers: tuple[Prometheus, str, Webhook]) -> None:
+    nodes = {"n1", "n2", "n9:9400", "nowhere", "n(1", *(f"{'x' * 200}{number}" for number in range(100))}
+    assert proofs(servers).read_fresh(nodes, 60.0) == {"n1", "n9:9400", "n(1"}
+    assert proofs(servers).read_fresh({"n2"}, 3600.0) == {"n2"}
+    assert proofs(servers, matcher='job="another"').read_fresh(nodes, 60.0) == set()
 
 
 def test_pods_are_quiet_only_if_their_cgroups_were_always_quiet(servers: tuple[Prometheus, str, Webhook]) -> None:
@@ -229,7 +279,9 @@ def test_alerts_of_a_cluster_that_was_not_chosen_prove_nothing() -> None:
     def asks(matcher: str, *filters: str) -> Proofs:
         return Proofs(parse_address("http://p"), parse_address("http://a"), filters, matcher, 60.0, answer, answer)
 
-    with pytest.raises(AnswerError, match="the alerts name cluster b: confirm this cluster with --alertmanager.filter"):
+    with pytest.raises(
+        AnswerError, match="the alerts name cluster b: if it is yours, set --alertmanager.filter='cluster=\"b\"'"
+    ):
         asks('job="gpu-exporter"').read_warnings([A])
     assert set(asks("", 'cluster="b"').read_warnings([A])) == {A}
     assert set(asks('job="gpu-exporter",cluster="b"').read_warnings([A])) == {A}
@@ -242,8 +294,11 @@ def test_unavailable_servers_prove_nothing(servers: tuple[Prometheus, str, Webho
     for ask in (
         lambda: asks.read_warnings(ALL),
         lambda: asks.read_demand([A]),
+        lambda: asks.read_pending(["p"]),
         lambda: asks.read_host_work([A]),
         lambda: asks.read_rest("ml", ["a"], 7200.0),
+        lambda: asks.read_shown([A]),
+        lambda: asks.read_fresh(["n1"], 60.0),
     ):
         with pytest.raises(AnswerError, match="refused"):
             ask()
@@ -259,8 +314,11 @@ def test_queries_are_limited_to_the_cluster_of_the_evidence() -> None:
     matcher = 'job="gpu-exporter",cluster="a",slurm_cluster="x"'
     asks = Proofs(parse_address("http://p"), parse_address("http://a"), (), matcher, 60.0, answer, answer)
     asks.read_demand([A])
+    asks.read_pending(["p"])
     asks.read_rest("ml", ["a"], 7200.0)
     asks.read_host_work([A])
-    assert 'pod=~"a",cluster="a"}' in queries[0]
-    assert all('{cluster="a",namespace="ml",pod=~"a"' in query for query in queries[1:-2]) and len(queries) >= 7
-    assert all(f"{{{matcher}," in query for query in queries[-2:])
+    asks.read_shown([A])
+    asks.read_fresh(["n1"], 60.0)
+    assert 'pod=~"a",cluster="a"}' in queries[0] and '{pool=~"p",cluster="a"}' in queries[1]
+    assert all('{cluster="a",namespace="ml",pod=~"a"' in query for query in queries[2:-6]) and len(queries) >= 11
+    assert all(f"{{{matcher}," in query for query in queries[-6:])

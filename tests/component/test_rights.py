@@ -18,6 +18,7 @@ from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.client.lease import Lease, LeaseTexts
+from gpu_exporter.reconciler.kubernetes.client.routes import POOL_GROUPS, POOLS
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.marks import MarkError
 from tests.component.pods_bench import POLICY, Tally, condition_of
@@ -129,9 +130,7 @@ class Ground:
         """The results of a cycle over idle pods, of a cycle over working pods, and of the Lease. Then restores the first state."""
         site, tally = self.site, Tally()
         marker = PodMarker(self.api, POLICY, instance="test", sets_condition=True, resources=GPU_RESOURCES)
-        cycle = ReconcileCycle(
-            judge_of(site.source, [marker], Rulebook(POLICY), SYSTEM_CLOCK), [marker], POLICY, tally, SYSTEM_CLOCK
-        )
+        cycle = ReconcileCycle(judge_of(site.source, [marker], Rulebook(POLICY)), [marker], POLICY, tally, SYSTEM_CLOCK)
         names = sorted(site.source.pods)
         events = {name: len(site.events(name)) for name in names}
         problem = cycle.run()
@@ -192,6 +191,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     objects = Helm(tmp_path_factory.mktemp("helm")).objects(values)
     rules = [*find(objects, "ClusterRole", "-reconciler")["rules"], *find(objects, "Role", "-reconciler")["rules"]]
     with Processes(directory) as processes, start_control_plane(processes, directory) as plane:
+        plane.define(*((group, "v1", POOLS, "InferencePool") for group in POOL_GROUPS))
         yield Ground(plane, rules)
 
 

@@ -64,6 +64,7 @@ ACME = Vendor(
     device_file_name="/dev/npu/N",
     capability_file=re.compile(r"(?!)"),
     autodetect=frozenset(("acme",)),
+    autodetect_files=frozenset(),
     pci_vendor="0xacce",
     kernel_driver="acmenpu",
     visible_variable="ACME_VISIBLE_DEVICES",

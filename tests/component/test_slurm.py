@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from gpu_exporter.agent.attribution.slurm.controller import JOB_EACH_S
-from gpu_exporter.agent.attribution.slurm.pace import Pace
-from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.slurm.pace import INTERVAL_MAX_S, Pace
+from gpu_exporter.agent.attribution.slurm.source import SlurmSource
 from gpu_exporter.agent.attribution.source import Answer
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.model.rows import join_rows
 from gpu_exporter.common.vendor import NVIDIA
-from tests.component.slurm_host import FLAGS, MINORS, PROLOG, SCENARIO, Host, idx_of, plug, requests, run_as
+from tests.component.slurm_host import FLAGS, MINORS, PROLOG, SCENARIO, Host, idx_of, options_of, plug, requests, run_as
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, wait_for
@@ -32,6 +33,8 @@ FAKE_GPUS = "".join(
     f"h100|8|0-7|{','.join('-1' if i == index else '0' for i in range(GPUS))}|{{root}}/dev/nvidia{minor}\n"
     for index, minor in enumerate(MINORS)
 )
+# Without links, as AutoDetect=nvidia finds the GPUs.
+NO_LINKS = "".join(f"h100|8|0-7|(null)|{{root}}/dev/nvidia{minor}\n" for minor in MINORS)
 LAYOUTS = {
     "files": Layout(),
     "files in another order": Layout(
@@ -58,15 +61,29 @@ LAYOUTS = {
         conf="AutoDetect=nvml\nName=gpu Type=h100 File={root}/dev/nvidia[0-3]\n", files={"fake_gpus.conf": FAKE_GPUS}
     ),
 }
+DETECTED = {  # AutoDetect=nvidia came with 24.11
+    "AutoDetect of nvidia and files": Layout(
+        conf="AutoDetect=nvidia\nName=gpu Type=h100 File={root}/dev/nvidia[3,1]\nName=gpu Type=h100 File={root}/dev/nvidia[2,0]\n",
+        files={"fake_gpus.conf": NO_LINKS},
+    ),
+    "AutoDetect of nvidia and types": Layout(
+        gres="gpu:a100:2,gpu:h100:2",
+        conf="AutoDetect=nvidia\nName=gpu Type=h100 File={root}/dev/nvidia[2,0]\nName=gpu Type=a100 File={root}/dev/nvidia[3,1]\n",
+        files={"fake_gpus.conf": NO_LINKS.replace("h100", "a100", 1)},
+    ),
+}
+BY_NODE_NAME = ("every part of the grammar",)  # layouts whose gres.conf names the node
 NEWER = ("types in another order than slurm.conf", "no type", "AutoDetect and files")
-CASES = [("22.05", name) for name in LAYOUTS] + [(release, name) for release in ("24.11", "26.05") for name in NEWER]
+CASES = [("22.05", name) for name in LAYOUTS] + [
+    (release, name) for release in ("24.11", "26.05") for name in (*NEWER, *DETECTED)
+]
 
 
 @pytest.mark.parametrize(("release", "name"), CASES, ids=lambda text: text.replace(" ", "-"))
 def test_a_job_has_the_gpu_whose_file_slurmd_gives_it(
     release: str, name: str, processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable
 ) -> None:
-    layout = LAYOUTS[name]
+    layout = (LAYOUTS | DETECTED)[name]
     with start_slurm(processes, chroot_of(release), layout) as slurm:
         kinds = [part.split(":")[1] for part in layout.gres.split(",") if part.count(":") == 2]
         kind_of_each = [f"gpu:{kind}:1" for kind in kinds for _ in range(GPUS // len(kinds))] or ["gpu:1"] * GPUS
@@ -77,6 +94,30 @@ def test_a_job_has_the_gpu_whose_file_slurmd_gives_it(
         assert sorted(minors) == list(range(GPUS))
         host = Host(slurm, nvml_environment, nvml_table)
         assert host.held() == {job: {host.uuid_of_minor[minors[idx_of(slurm, job)]]} for job in jobs}
+
+
+@pytest.mark.parametrize("name", ["files", "AutoDetect alone", "every part of the grammar"])
+def test_no_gpu_where_slurm_counts_four_fails_the_health_check_on_the_first_boot(
+    name: str, processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
+) -> None:
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    with start_slurm(processes, None, LAYOUTS[name]) as slurm:
+        host = Host(slurm, nvml_environment, nvml_table)
+        plug(nvml_table, [])
+        cases = [("", "the driver lists no GPU that answers"), ("LD_LIBRARY_PATH", "libnvidia-ml")]
+        for number, (missing, reason) in enumerate([*cases, *(cases if name in BY_NODE_NAME else [])]):
+            if number == len(cases):
+                slurm.controller.stop()  # gres.conf still counts the GPUs of this node
+            environment = {key: value for key, value in host.environment.items() if key != missing}
+            flags = ("--state.directory=", "--timeout=60s", f"--path.sysfs={tmp_path}", *FLAGS)
+            command = [*GPU_EXPORTER, "--once", "--check=devices", *flags]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+            assert done.returncode == 3, done.stderr
+            assert f"no GPU data: {reason}" in done.stderr
+            assert "; slurm counts 4 GPUs here, but 0 answer" in done.stderr
+            assert f"failed checks: lost: {reason}" in done.stderr
+        if name in BY_NODE_NAME:
+            slurm.start_controller()
 
 
 @pytest.fixture(scope="module", params=["22.05", "24.11", "26.05"])
@@ -127,6 +168,50 @@ HOSTILE = (
 )
 
 
+def test_gpus_of_a_drained_down_or_reserved_node_are_not_free(slurm: Slurm, host: Host) -> None:
+    def states() -> list[str]:
+        return sorted(row.state for row in join_rows(host.once()))
+
+    def update(state: str) -> None:
+        slurm.run("scontrol", "update", "nodename=n0", f"state={state}", "reason=bad fan")
+
+    slurm.submit("--gres=gpu:1", *ON_N0)
+    held = ["unknown"]  # a job that is too young for a state
+    assert states() == [*["free"] * (GPUS - 1), *held]
+    clock = StoppableClock()
+    source = SlurmSource(
+        options_of(slurm),
+        run=run_as(slurm),
+        clock=clock,
+        pace=Pace(1.0),
+        vendor=NVIDIA,
+    )
+    try:
+        assert source.poll().closed == ""
+        update("drain")
+        before = requests(slurm)
+        clock.later += INTERVAL_MAX_S
+        assert (source.poll().closed, source.poll().closed_reason) == ("drained", "bad fan")
+        assert set((requests(slurm) - before).values()) <= {1}, "no question of its own"
+        assert states() == [*["closed"] * (GPUS - 1), *held]
+        assert host.run("holders").count("slurm has closed this node: drained (bad fan)") == GPUS - 1
+        assert 'gpu_node_closed{source="slurm",state="drained"} 1' in host.run("prometheus")
+        slurm.cancel_all()
+        update("down")
+        assert states() == ["closed"] * GPUS
+        update("resume")
+        reservation = ("reservationname=r1", "starttime=now", "duration=10", "users=root", "nodes=n0")
+        slurm.run("scontrol", "create", "reservation", *reservation, "flags=maint")
+        wait_for(lambda: "MAINT" in slurm.run("scontrol", "show", "node", "n0"), "the reservation", each_s=0.5)
+        assert "slurm has closed this node: reserved" in host.run("holders")
+        slurm.run("scontrol", "delete", "reservation=r1")
+        wait_for(lambda: "MAINT" not in slurm.run("scontrol", "show", "node", "n0"), "its end", each_s=0.5)
+        assert states() == ["free"] * GPUS
+    finally:
+        slurm.attempt("scontrol", "delete", "reservation=r1")
+        slurm.attempt("scontrol", "update", "nodename=n0", "state=resume")
+
+
 def test_no_job_name_gains_a_gpu_or_takes_one_from_another_job(slurm: Slurm, host: Host) -> None:
     honest = slurm.submit("--gres=gpu:1", *ON_N0)
     hostile = [slurm.submit("-J", name, *ON_N0) for name in HOSTILE]
@@ -140,7 +225,7 @@ def test_gpus_of_hidden_jobs_are_held_without_a_name(slurm: Slurm) -> None:
 
     def poll(user: str) -> Answer:
         return SlurmSource(
-            SlurmOptions(node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf"),
+            options_of(slurm),
             run=run_as(slurm, user),
             vendor=NVIDIA,
         ).poll()
@@ -182,7 +267,7 @@ def test_a_job_that_releases_a_node_holds_fewer_gpus(slurm: Slurm, host: Host) -
     job = slurm.submit("--gres=gpu:2", "-N2", "-n2")
     clock = ManualClock()
     source = SlurmSource(
-        SlurmOptions(node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf"),
+        options_of(slurm),
         run=run_as(slurm),
         clock=clock,
         vendor=NVIDIA,
@@ -203,7 +288,7 @@ def test_a_quiet_node_hardly_asks_the_controller(slurm: Slurm, host: Host) -> No
     clock = ManualClock()
     pace = Pace(60.0, lambda: 0.0)
     source = SlurmSource(
-        SlurmOptions(node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf"),
+        options_of(slurm),
         run=run_as(slurm),
         clock=clock,
         pace=pace,
@@ -308,7 +393,7 @@ def test_nodes_whose_prolog_writes_files_send_no_request(
         clock = StoppableClock()
         nodes = [
             SlurmSource(
-                SlurmOptions(node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf", job_files=files),
+                options_of(slurm, job_files=files),
                 run=run_as(slurm),
                 clock=clock,
                 vendor=NVIDIA,
@@ -340,7 +425,7 @@ def test_nodes_whose_prolog_writes_files_send_no_request(
 
 
 @pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
-def test_the_prologs_files_equal_the_answers_of_slurmctld(release: str, processes: Processes) -> None:
+def test_the_prologs_files_equal_the_answers_of_slurmctld(release: str, processes: Processes, tmp_path: Path) -> None:
     """Jobs of sbatch, of an array and of srun, whose owners export false variables; the first and the second run of a job."""
     layout = Layout(
         files={name: text.replace("/run/gpu-exporter/jobs", "{root}/jobs") for name, text in PROLOG.items()},
@@ -357,10 +442,7 @@ def test_the_prologs_files_equal_the_answers_of_slurmctld(release: str, processe
             return run_as(slurm)(command, timeout_s)
 
         def source(ask: Callable[[Sequence[str], float], str]) -> SlurmSource:
-            gres_conf, files = slurm.root / "etc" / "gres.conf", slurm.root / "jobs"
-            return SlurmSource(
-                SlurmOptions(node="n0", timeout_s=60.0, gres_conf=gres_conf, job_files=files), run=ask, vendor=NVIDIA
-            )
+            return SlurmSource(options_of(slurm, job_files=slurm.root / "jobs"), run=ask, vendor=NVIDIA)
 
         def facts(answer: Answer) -> list[tuple[Any, ...]]:
             """The facts of every grant that a prolog gets. Before 23.02 a prolog gets no start time."""
@@ -415,6 +497,55 @@ def test_the_prologs_files_equal_the_answers_of_slurmctld(release: str, processe
         assert len(last.ended) == GPUS, "each with its end"
 
 
+@pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
+@pytest.mark.parametrize(("kind", "line"), [("shard", "Count=16 File={root}/dev/nvidia[2-3]"), ("mps", "Count=400")])
+def test_files_show_whole_gpus_beside_shared_gpus(
+    release: str, kind: str, line: str, processes: Processes, tmp_path: Path
+) -> None:
+    """A prolog sees which job has MPS, and does not see which job has shards."""
+    layout = Layout(
+        gres=f"gpu:h100:4,{kind}:{16 if kind == 'shard' else 400}",
+        conf=f"{Layout().conf}Name={kind} {line}\n",
+        files={name: text.replace("/run/gpu-exporter/jobs", "{root}/jobs") for name, text in PROLOG.items()},
+        settings=f"GresTypes=gpu,{kind}\nPrologFlags=Contain\nProlog={{root}}/etc/prolog.sh\nEpilog={{root}}/etc/epilog.sh\n",
+    )
+    with start_slurm(processes, chroot_of(release), layout) as slurm:
+        (slurm.root / "jobs").mkdir()
+        questions: list[str] = []
+
+        def run(command: Sequence[str], timeout_s: float) -> str:
+            questions.append(" ".join(command))
+            return run_as(slurm)(command, timeout_s)
+
+        files, clock = slurm.root / "jobs", StoppableClock()
+        clock.halted = clock.monotonic()  # on a busy machine, these steps may take longer than a minute
+        exporter = SlurmSource(options_of(slurm, job_files=files), run=run, clock=clock, vendor=NVIDIA)
+
+        def shares() -> list[str]:
+            clock.later += 1.0
+            return [grant.share for grant in exporter.poll().grants]
+
+        part = slurm.submit(f"--gres={kind}:2")
+        wait_for(lambda: shares() == [kind], "the part of a GPU")
+        questions.clear()
+        whole = slurm.submit("--gres=gpu:2")
+        wait_for((files / whole).exists, "the prolog, which a job that runs may be ahead of")
+        answer = exporter.poll()
+        held = sorted((grant.holder.job_id, grant.share) for grant in answer.grants)
+        assert held == sorted([(part, kind), (whole, ""), (whole, "")])
+        assert [text for text in questions if "listpids" not in text] == []
+        slurm.cancel_all()
+        wait_for(lambda: not list(files.glob("[0-9]*")), "the epilogs")
+        last = exporter.poll()
+        assert sorted(grant.holder.job_id for grant in last.ended) == sorted([part, whole, whole])
+        short = slurm.submit("--gres=gpu:1")
+        wait_for((files / short).exists, "its prolog")
+        slurm.cancel_all()
+        wait_for(lambda: not list(files.glob("[0-9]*")), "its epilog")
+        last = exporter.poll()
+        assert ([grant.holder.job_id for grant in last.ended], last.missed) == ([short], 0)
+
+
 PARTS = Layout(
     gres="gpu:1g.10gb:2,gpu:h100:2",
     conf="Name=gpu Type=h100 File={root}/dev/nvidia[0-1]\n"
@@ -435,7 +566,7 @@ def test_jobs_have_their_mig_devices_beside_whole_gpus(release: str, processes: 
     with start_slurm(processes, chroot_of(release), PARTS) as slurm:
         jobs = [slurm.submit(f"--gres=gpu:{kind}:1") for kind in ("1g.10gb", "h100", "1g.10gb", "h100")]
         source = SlurmSource(
-            SlurmOptions(node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf", procfs=tmp_path),
+            options_of(slurm, procfs=tmp_path),
             run=run_as(slurm),
             vendor=NVIDIA,
         )

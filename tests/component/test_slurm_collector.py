@@ -126,6 +126,7 @@ def test_slurmrestd_and_the_commands_give_the_same_facts(release: str, processes
     with start_slurm(processes, chroot_of(release), layout) as slurm:
         slurm.submit("--gres=gpu:1", "--account=phys", "-J", '","cluster":"mine","x":"')
         slurm.submit("--gres=gpu:2", "--array=7-7")
+        slurm.run("scontrol", "update", "nodename=n0", "state=drain", "reason=bad | fan")
         token = tmp_path / "token"
         token.write_text(slurm.run("scontrol", "token", "username=root"))
         rest = Rest(parse_address(slurm.start_rest(processes)), token, MAX_ANSWER)
@@ -140,6 +141,7 @@ def test_slurmrestd_and_the_commands_give_the_same_facts(release: str, processes
         wait_for(answers, "slurmrestd")
         commands = CommandLine(run_as(slurm))
         assert rest.read_nodes() == commands.read_nodes()
+        assert [(node.closed, node.reason) for node in rest.read_nodes().values()] == [("drained", "bad | fan")]
         assert sorted(rest.read_jobs()) == sorted(commands.read_jobs())
         assert rest.read_config().cluster == commands.read_config().cluster == "lab"
         token.write_text(token.read_text().strip()[:-2])
@@ -150,7 +152,7 @@ def test_slurmrestd_and_the_commands_give_the_same_facts(release: str, processes
 
 
 @pytest.mark.parametrize("slurm", ["22.05"], indirect=True)
-def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_cluster_with_a_collector_asks_three_times_a_minute(slurm: Slurm, tmp_path: Path) -> None:
     """Ten minutes with 200 nodes that poll every 5 s. A new job is known after one round of the collector."""
     clock = ManualClock(wall=time.time())
     ask = run_as(slurm)
@@ -196,4 +198,22 @@ def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: 
     asked += requests(slurm) - before
     assert seen[59] == [first]
     assert seen[-1] == sorted(held)
-    assert asked.total() <= 20, asked
+    assert asked.total() <= 30, asked
+
+
+@pytest.mark.parametrize("slurm", ["22.05", "24.11"], indirect=True)
+def test_private_data_counts_from_the_round_after_a_reconfigure(slurm: Slurm, tmp_path: Path) -> None:
+    clock = ManualClock(wall=time.time())
+    run = CollectorRun(SlurmCollector(CommandLine(run_as(slurm)), clock, 90.0), tmp_path, clock)
+    run.is_open = lambda: True
+    conf = slurm.root / "etc" / "slurm.conf"
+    before = conf.read_text("utf-8")
+    assert run()
+    for text, is_private in ((f"{before}PrivateData=jobs,users\n", True), (before, False)):
+        conf.write_text(text, "utf-8")
+        slurm.run("scontrol", "reconfigure")
+        wait_for(
+            lambda hides=is_private: run() is not hides, f"PrivateData {is_private}"
+        )  # 24.11 starts a new slurmctld
+        assert bool(run.answers) is not is_private
+        assert bool((tmp_path / "n0.json").stat().st_mode & 0o004) is not is_private

@@ -5,12 +5,16 @@ The truth is slurmd's own log: the device files in the order of IDX, as it read 
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpu_exporter.agent.attribution.slurm.gres import boot as boots
+from gpu_exporter.agent.attribution.slurm.gres import files
 from gpu_exporter.agent.attribution.slurm.gres.epochs import BEFORE, SKEW_S
 from gpu_exporter.agent.attribution.slurm.pace import Pace
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
@@ -34,10 +38,10 @@ class Node:
         self.text = self.gres_conf.read_text("utf-8")
         self.source = self.begin()
 
-    def begin(self, state: Path | None = None) -> SlurmSource:
+    def begin(self, state: Path | None = None, procfs: Path = Path("/proc")) -> SlurmSource:
         """Start the exporter again."""
         return SlurmSource(
-            SlurmOptions(node="n0", timeout_s=60.0, gres_conf=self.gres_conf, state=state or self.state),
+            SlurmOptions(node="n0", timeout_s=60.0, gres_conf=self.gres_conf, state=state or self.state, procfs=procfs),
             run=run_as(self.slurm),
             pace=Pace(1.0),
             vendor=NVIDIA,
@@ -86,7 +90,7 @@ def test_a_job_keeps_its_gpu_when_gres_conf_changes(node: Node, processes: Proce
 
     node.pass_skew()
     answer = node.edit(REVERSED)
-    assert "lists the GPUs in another order than at the start of slurmd: restart slurmd" in answer.problem
+    assert "lists the GPUs in another order than when slurmd started: restart slurmd" in answer.problem
     node.pass_skew()
     second = node.submit("--gres=gpu:1")
     assert node.held() == {first: old[0], second: ""}
@@ -105,12 +109,42 @@ def test_a_job_keeps_its_gpu_when_gres_conf_changes(node: Node, processes: Proce
     assert [grant.reason for grant in forgetful.grants if grant.holder.job_id == first] == [BEFORE]
 
 
+def test_a_first_install_after_a_restart_of_slurmd_knows_every_job_of_this_boot(
+    node: Node, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exporter keeps nothing, and gres.conf is older than the boot."""
+    boot = math.ceil(node.gres_conf.stat().st_ctime) + 1.0
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "stat").write_text(f"btime {boot:.0f}\n")
+    monkeypatch.setattr(files, "BEFORE_S", 0.0)
+    monkeypatch.setattr(boots, "EARLY_S", math.inf)  # this host was booted earlier
+    wait_for(lambda: time.time() > boot + 1, "the boot to be past")
+
+    def install() -> dict[str, str]:
+        return node.held(node.begin(tmp_path / "none", tmp_path / "proc").poll())
+
+    first = node.submit("--gres=gpu:1")
+    before = node.slurm.started()
+    wait_for(lambda: time.time() > before + 2, "a later second")
+    node.slurm.restart_slurmd(processes)
+    second = node.submit("--gres=gpu:1")
+    assert install() == {first: "0", second: "1"}
+    text = node.gres_conf.read_text("utf-8")
+    node.gres_conf.unlink()
+    node.gres_conf.write_text(text, "utf-8")
+    os.utime(node.gres_conf, (1.0, 1.0))
+    node.pass_skew()
+    node.slurm.restart_slurmd(processes)
+    third = node.submit("--gres=gpu:1")
+    assert install() == {first: "", second: "", third: "2"}, "a restored file is younger than the boot"
+
+
 def test_a_gres_conf_with_another_count_proves_nothing_for_later_jobs(node: Node, processes: Processes) -> None:
     job = node.submit("--gres=gpu:1")
     assert node.held() == {job: "0"}
     node.pass_skew()
     answer = node.edit(node.text.replace(f"[0-{GPUS - 1}]", "[0-2]"))
-    assert "names 3 GPUs for the node's Gres=gpu:h100:4" in answer.problem
+    assert "names 3 GPUs, but slurm.conf gives the node Gres=gpu:h100:4" in answer.problem
     assert node.held(answer) == {job: "0"}
     answer = node.edit(node.text)
     assert (node.held(answer), answer.problem) == ({job: "0"}, "")
@@ -127,7 +161,7 @@ def test_reconfigure_does_not_prove_which_gres_conf_slurmd_has_read(node: Node) 
     node.pass_skew()
     later = node.submit("--gres=gpu:1")
     idle = node.slurm.started() > before
-    wait_for(lambda: not idle or not node.source.poll().problem, "the order of a slurmd that has restarted", each_s=1.0)
+    wait_for(lambda: not idle or node.held().get(later), "the order of a slurmd that has restarted", each_s=1.0)
     held = node.held()
     assert held[job] == "0"
     assert held[later] == ("2" if idle else "")

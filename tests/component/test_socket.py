@@ -138,7 +138,7 @@ def plant(state: Path) -> dict[str, bytes | None]:
     Returns the contents of the directory.
     """
     state.mkdir()
-    for name in ("state", "slurm-jobs.json", "slurm-orders.json", "identity.key", "lock"):
+    for name in ("state", "slurm-jobs.json", "slurm-orders.json", "slurm-users.json", "identity.key", "lock"):
         os.mkfifo(state / name, 0o666)
     (state / "devices.json").write_text('{"version": 1, "boot_id": "x", "devices": []}')
     state.chmod(0o1777)
@@ -149,13 +149,13 @@ def test_a_state_directory_in_which_every_user_may_write_is_not_used_by_any_part
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, state: Path
 ) -> None:
     planted = plant(state)
-    refusal = f"{state}: every user may write in it (mode 1777): chmod o-w; "
+    refusal = f"{state}: every user can write in it (mode 1777): chmod o-w; "
     port = free_port()
     flags = [f"--state.directory={state}", "--attribution.slurm", "--no-attribution.kubelet"]
     command = [*GPU_EXPORTER, f"--web.listen-address=127.0.0.1:{port}", *flags]
     running = processes.start(command, nvml_environment)
     assert "gpu_driver_up" in wait_for(lambda: fetch(f"http://127.0.0.1:{port}/metrics"), "the daemon")
-    assert f"{refusal}it is not used, so counters start at 0" in running.log()
+    assert f"{refusal}the exporter does not use this directory, so counters start at 0" in running.log()
     assert {path.name: path.read_bytes() if path.is_file() else None for path in state.iterdir()} == planted
 
 
@@ -170,7 +170,7 @@ def test_once_does_not_ask_a_daemon_whose_socket_any_user_could_have_made(
         out = run_exporter("--once", *QUIET, f"--state.directory={state}", environment=nvml_environment)
         with pytest.raises(BlockingIOError):
             forged.accept()
-    refusal = f"{state}: every user may write in it (mode 1777): chmod o-w; neither its files nor the exporter"
+    refusal = f"{state}: every user can write in it (mode 1777): chmod o-w; the command ignores this directory"
     assert f"gpu-exporter: {refusal}" in out.stderr
     assert "gpu_driver_up" in out.stdout
     (state / "gpu-exporter.sock").unlink()

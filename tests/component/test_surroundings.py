@@ -5,6 +5,7 @@ The real controller manager makes the pods of Jobs and StatefulSets. The test wr
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from kubernetes import client
 
 from gpu_exporter.common.config.rules import Match, PolicyRule
+from gpu_exporter.common.model.holders import RESERVATION_NAMESPACES
+from gpu_exporter.reconciler.decision.outcomes import tenant_of
 from gpu_exporter.reconciler.decision.policy import LABEL, Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import HolderName
@@ -20,6 +23,7 @@ from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.checks import GPUS, OWNER
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
+from gpu_exporter.reconciler.report import explain
 from tests.component.pods_bench import POLICY, Bench
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.gpu_resources import GPU_RESOURCES
@@ -141,7 +145,7 @@ class Site(Bench):
         surveyor = PodMarker(
             Api(ControlPlane.connect(self.plane.admin)), self.policy, self.clock, resources=GPU_RESOURCES
         )
-        decisions = judge_of(self.source, [surveyor], Rulebook(self.policy, rules), self.clock).judge().decisions
+        decisions = judge_of(self.source, [surveyor], Rulebook(self.policy, rules)).judge().decisions
         return {decision.name.name: decision for decision in decisions}
 
     def stages(self, names: Sequence[str]) -> list[str]:
@@ -151,7 +155,7 @@ class Site(Bench):
 
 @pytest.fixture
 def site(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Site]:
-    made = Site(plane, request.node.name.replace("_", "-").replace("test-", "")[:50].strip("-"))
+    made = Site(plane, re.sub(r"\W|_", "-", request.node.name.removeprefix("test_"))[:50].strip("-"))
     yield made
     client.BatchV1Api(plane.api).delete_collection_namespaced_job(made.namespace, propagation_policy="Background")
     apps = client.AppsV1Api(plane.api)
@@ -182,6 +186,25 @@ def test_a_job_is_marked_as_a_whole_and_one_working_pod_removes_all_marks(site: 
     site.run()
     assert "underused" not in [site.labels(pod).get(LABEL) for pod in pods]
     assert site.judge()[pods[1]].stage == "unknown"
+
+
+def test_namespaces_whose_label_has_one_value_are_one_tenant(site: Site) -> None:
+    site.run_pod("train")
+    site.set_run("train", IDLE_S)
+
+    def tenant() -> str:
+        return tenant_of(site.judge()["train"])
+
+    label = "example.org/team"
+    body = {"metadata": {"labels": {label: "Phys.ada_1", "team": "other"}}}
+    site.plane.core.patch_namespace(site.namespace, body)
+    assert tenant() == site.namespace, "no label is set in the policy"
+    site.policy = site.policy._replace(tenant_label=label)
+    assert tenant() == "Phys.ada_1"
+    assert "; tenant Phys.ada_1\n" in explain(site.judge()["train"], site.policy)
+    for value in ("", None):
+        site.plane.core.patch_namespace(site.namespace, {"metadata": {"labels": {label: value}}})
+        assert tenant() == site.namespace
 
 
 def test_a_job_with_a_pending_or_missing_member_is_not_marked(site: Site) -> None:
@@ -241,7 +264,7 @@ def test_pods_behind_a_service_or_autoscaler_are_serving_but_not_behind_a_headle
     assert site.labels(web[0])[LABEL] == "sharing-candidate"
     assert site.annotations(web[0])["gpu-exporter.io/evidence"].endswith("and it serves requests (Service/web)")
     assert site.events(web[0])[-1][0] == "GpuSharingCandidate"
-    assert "A MIG instance or a shared GPU may be enough" in site.events(web[0])[-1][1]
+    assert "a MIG instance or a shared GPU may be enough" in site.events(web[0])[-1][1]
     site.source.sharing = {}
     site.run()
     assert LABEL not in site.labels(web[0])
@@ -279,7 +302,7 @@ def test_exemptions_on_pod_owner_and_namespace_remove_a_mark_until_they_end(site
     decision = site.judge()[pods[0]]
     assert (decision.stage, "cannot be read: 'tomorrow'; write it as 20" in decision.reason) == ("candidate", True)
     site.annotate("job", "train", exempt_until=None, exempt="true")
-    assert "only a namespace can be exempt without end" in site.judge()[pods[0]].reason
+    assert "it is only for namespaces" in site.judge()[pods[0]].reason
     site.annotate("job", "train", exempt=None, idle_after="2h")
     assert site.stages(pods) == ["exempt"] * 2
     site.annotate("job", "train", idle_after="30h")
@@ -349,7 +372,7 @@ def test_an_unreadable_controller_makes_its_pods_unknown_and_the_remedy_is_named
         "the refusal to name the controller",
         each_s=0.2,
     )
-    judgement = judge_of(site.source, [marker], Rulebook(site.policy), site.clock).judge()
+    judgement = judge_of(site.source, [marker], Rulebook(site.policy)).judge()
     assert judgement.decisions[0].stage == "unknown"
     assert "the reconciler needs `get` on it" in judgement.decisions[0].reason
     assert (judgement.problems, judgement.surveyed) == ([], 1), "it costs itself, and not the cycle"
@@ -368,3 +391,20 @@ def test_policies_choose_pods_by_their_labels_and_controllers(site: Site) -> Non
     ]
     decisions = site.judge(PolicyRule("sets", Match(owner_kinds=("ReplicaSet", "Job")), exempt="both"))
     assert [decisions[name].stage for name in (*trained, *kept)] == ["exempt", "exempt"]
+
+
+def test_a_reservation_pod_is_exempt_by_its_namespace_and_not_by_its_labels(plane: ControlPlane, site: Site) -> None:
+    """An older exporter reports such a pod as an idle holder."""
+    reserved = Site(plane, RESERVATION_NAMESPACES[0])
+    found = {}
+    for bench in (reserved, site):
+        body = {**bench.template(), "metadata": {"name": "gpu-reservation-1a", "labels": {"runai-gpu-group": "g"}}}
+        plane.core.create_namespaced_pod(bench.namespace, body)
+        bench.set_running("gpu-reservation-1a", 9000.0)
+        bench.set_run("gpu-reservation-1a", IDLE_S)
+        found[bench.namespace] = bench.judge()["gpu-reservation-1a"]
+    plane.core.delete_collection_namespaced_pod(reserved.namespace, grace_period_seconds=0)
+    decision = found[reserved.namespace]
+    assert (decision.stage, decision.exempt_by, decision.label) == ("exempt", "namespace", "")
+    assert "but the pods of namespace kai-resource-reservation only reserve GPUs for other pods" in decision.reason
+    assert found[site.namespace].stage == "underused"

@@ -85,6 +85,7 @@ class Stage(NamedTuple):
     site: Site
     running: Running
     url: str
+    prometheus: str
     alertmanager: str
     audit: Path
 
@@ -109,7 +110,7 @@ def stage(plane: ControlPlane, tmp_path: Path) -> Iterator[Stage]:
     (tmp_path / "config.yaml").write_text(SETTINGS, encoding="utf-8")
     audit, port = tmp_path / "audit.jsonl", free_port()
     with Processes(tmp_path) as processes:
-        prometheus = Prometheus(processes, tmp_path / "prometheus", {})
+        prometheus = Prometheus(processes, tmp_path / "prometheus", {}, flags=["--web.enable-admin-api"])
         _, alertmanager = start_alertmanager(processes, tmp_path / "alertmanager")
         flags = [
             f"--config.file={tmp_path / 'config.yaml'}",
@@ -121,7 +122,7 @@ def stage(plane: ControlPlane, tmp_path: Path) -> Iterator[Stage]:
             f"--web.listen-address=127.0.0.1:{port}",
         ]
         running = processes.start([*GPU_EXPORTER, "reconcile", "--apply", "--no-slurm", "--interval=2s", *flags])
-        yield Stage(site, running, f"http://127.0.0.1:{port}", f"http://{alertmanager}", audit)
+        yield Stage(site, running, f"http://127.0.0.1:{port}", prometheus.url, f"http://{alertmanager}", audit)
     client.BatchV1Api(plane.api).delete_namespaced_job("train", site.namespace, propagation_policy="Background")
     plane.core.delete_collection_namespaced_pod(site.namespace, grace_period_seconds=0)
 
@@ -142,9 +143,13 @@ def test_a_job_is_suspended_only_after_its_owner_has_been_warned(stage: Stage) -
         return bool(batch.read_namespaced_job("train", site.namespace).spec.suspend)
 
     wait_for(suspended, "the Job to be suspended", each_s=0.5)
+    wait_for(lambda: not site.pods("job-name=train"), "the controller to end its pods")
+    cycles = stage.read("gpu_reconciler_cycles_total")
+    wait_for(lambda: stage.read("gpu_reconciler_cycles_total") >= cycles + 3, "cycles that look for its end")
+    assert stage.read("gpu_reconciler_actions_total") == 0, "the exporter still shows the pods as holders"
+    post(f"{stage.prometheus}/api/v1/admin/tsdb/delete_series?match[]=gpu_allocation_info", None)
     wait_for(lambda: stage.read("gpu_reconciler_actions_total", action="suspend", result="done") == 1, "its count")
     assert ACTED in batch.read_namespaced_job("train", site.namespace).metadata.annotations
-    wait_for(lambda: not site.pods("job-name=train"), "the controller to end its pods")
     records = [json.loads(text) for text in stage.audit.read_text("utf-8").splitlines()]
     acts = [each for each in records if each["action"] == "action"]
     (begun, *_), done = acts, acts[-1]

@@ -22,9 +22,9 @@ import pytest
 import yaml
 
 from gpu_exporter.common.model.rows import TONES
-from gpu_exporter.reports.top.nodes import NUMBERS, SENTENCES, TEXTS
 from tests.testbed.pages import serve_page
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, run_exporter, wait_for
+from tests.testbed.statuses import ROW, status_of
 
 IDLE = {"kind": "constant", "value": 0}
 BUSY = {"kind": "constant", "value": 0.9}
@@ -169,9 +169,8 @@ def test_a_terminal_that_cannot_show_a_live_table_gets_one_reading(
 @pytest.fixture
 def states() -> Iterator[str]:
     """An exporter with a row for each state of TONES."""
-    row = dict.fromkeys((*TEXTS, *SENTENCES), "") | dict.fromkeys(NUMBERS, None) | {"temperature_celsius": 40}
-    rows = [row | {"gpu": str(number), "state": state} for number, state in enumerate(TONES)]
-    body = json.dumps({"rows": rows, "driver_up": True, "driver_error": "", "attribution": []})
+    rows = [ROW._replace(gpu=str(number), state=state) for number, state in enumerate(TONES)]
+    body = json.dumps(status_of(rows))
     with serve_page(lambda: body) as place:
         yield place
 

@@ -82,6 +82,15 @@ def test_the_unit_can_write_the_textfile_for_node_exporter(
     assert "Read-only file system" in done.stderr
 
 
+def test_a_textfile_outside_of_the_units_paths_ends_the_exporter_at_its_start(nvml_environment: dict[str, str]) -> None:
+    elsewhere = Path(f"/var/gpu-{uuid.uuid4().hex}.prom")
+    flags = ("--no-attribution.slurm", "--no-attribution.kubelet", f"--textfile.output={elsewhere}")
+    done = run_confined("gpu-exporter", *flags, environment=nvml_environment)
+    assert (done.returncode, elsewhere.exists()) == (2, False)
+    reason = "Read-only file system; add the directory to ReadWritePaths= of the systemd unit"
+    assert done.stderr.splitlines()[-1] == f"gpu-exporter: cannot write {elsewhere}: {reason}"
+
+
 @pytest.mark.slurm
 def test_the_unit_can_write_the_collectors_directory(made: list[Path], processes: Processes) -> None:
     folder = Path("/var/lib") / read_unit("gpu-exporter-slurm-collector")["StateDirectory"]

@@ -54,7 +54,7 @@ def http2(data: bytes) -> None:
         theirs.send(data[:65536])
         theirs.shutdown(socket.SHUT_WR)
         try:
-            _receive(ours, connection, time.monotonic() + 1.0)
+            list(_receive(ours, connection, time.monotonic() + 1.0))
         except (CallError, OSError, h2.exceptions.H2Error, ValueError):  # `call` turns all of these into a CallError
             return
 

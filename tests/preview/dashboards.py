@@ -47,6 +47,7 @@ NO_DATA = {  # panels without data here, and the reason
     ("holder", "Marks"): "not every holder gets a mark",
     ("holder", "Mark"): "not every holder gets a mark",
     ("holder", "Cause"): "the host of a simulated node is not read",
+    ("holder", "CPU cores"): "the host of a simulated node is not read",
     ("holder", "CPUs"): "the host of a simulated node is not read",
     ("holder", "Disks"): "the host of a simulated node is not read",
     ("holder", "Slowed down"): "not every holder is slowed down",

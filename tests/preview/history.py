@@ -27,7 +27,7 @@ from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.reconciler.actions.record import Record
 from gpu_exporter.reconciler.decision.outcomes import ENDED
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
-from gpu_exporter.reconciler.decision.surroundings import SERVING, Exemption, Surroundings, Unreadable
+from gpu_exporter.reconciler.decision.surroundings import SERVING, Exemption, Incarnation, Surroundings, Unreadable
 from gpu_exporter.reconciler.dry_run import DryRun
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.evidence.records import Demand, HolderName
@@ -136,6 +136,9 @@ class Site:
             return Unreadable("its controller cannot be read", reason="forbidden", kind="Workflow")
         return Surroundings(exemption=Exemption("pod", "its owner asked to keep it") if lot == 1 else None)
 
+    def find_living(self, holders: Collection[Incarnation]) -> set[Incarnation]:
+        return set()
+
     def read_fate(self, name: HolderName, incarnation: str) -> str:
         return ENDED
 
@@ -163,7 +166,7 @@ def write_day(path: Path, end: int, hours: int, seed: int = 7) -> None:
     settings = demo_settings()
     book = Rulebook(settings.policy)
     record = Record(None, telemetry, clock, settings.actions.shadow_for)
-    judge = Judge(source, lambda _: Site(), book, clock, record=record)
+    judge = Judge(source, lambda _: Site(), book, record=record)
     dry = DryRun(judge, settings.policy, telemetry, Preview({}), clock)
     for node in nodes.values():
         node.clock.step_wall(begin - node.clock.wall())

@@ -1,4 +1,4 @@
-"""Draws the demo's status page and `gpu-exporter top` into out/: python -m tests.preview.status_page [--save] [top]
+"""Draws status page, usage report and `gpu-exporter top` into out/: python -m tests.preview.status_page [--save] [top]
 
 Needs Debian's chromium. --save stores small pictures in docs/pictures.
 """
@@ -21,7 +21,10 @@ from termios import TIOCSWINSZ
 
 import pyte
 
+from gpu_exporter.reports.usage.render.page import render_page
+from gpu_exporter.reports.usage.render.view import ReportView
 from tests.testbed.processes import GPU_EXPORTER, Processes, free_port, wait_for
+from tests.testbed.usage import build_report
 
 ROOT = Path(__file__).resolve().parents[2]
 DARK = ("--force-dark-mode", "--blink-settings=preferredColorScheme=0")
@@ -29,6 +32,7 @@ PICTURES = {  # the size in pixels, and further flags
     "status-page-light": ("1300,800", ()),
     "status-page-dark": ("1500,800", DARK),
     "status-page-phone": ("500,1100", ()),  # headless Chromium has no smaller window
+    "report": ("1000,860", ()),
 }
 LINES = 24
 TERMINALS = {  # columns, TERM, the colours of text and background
@@ -109,9 +113,11 @@ def main() -> int:
         return 1
     out = ROOT / "out"
     out.mkdir(exist_ok=True)
-    page = (ROOT / "tests" / "golden" / "demo.html").as_uri()
+    page = ROOT / "tests" / "golden" / "demo.html"
+    report = out / "report.html"
+    report.write_text(render_page(build_report("wind"), ReportView()), "utf-8")
     for name, (size, flags) in PICTURES.items() if "top" not in sys.argv[1:] else ():
-        shoot(page, out / f"{name}.png", size, flags)
+        shoot((report if name == "report" else page).as_uri(), out / f"{name}.png", size, flags)
     with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
         address = f"127.0.0.1:{free_port()}"
         running = processes.start([*GPU_EXPORTER, "demo", f"--web.listen-address={address}", "--duration=40s"])
@@ -123,7 +129,7 @@ def main() -> int:
             shown.write_text(draw_screen(read_top(address, columns, kind), text, back), encoding="utf-8")
             shoot(shown.as_uri(), out / f"{picture}.png", f"{round(8.43 * columns) + 30},{20 * LINES + 28}")
     if "--save" in sys.argv[1:]:
-        for name in ("status-page-light", "status-page-dark", "status-page-phone", "top"):
+        for name in ("status-page-light", "status-page-dark", "status-page-phone", "report", "top"):
             shutil.copy(out / f"{name}.png", ROOT / "docs" / "pictures")
     return 0
 

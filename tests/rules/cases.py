@@ -10,6 +10,7 @@ from tests.rules.cases_exporters import exporters
 from tests.rules.cases_fleet import fleet, tenants
 from tests.rules.cases_hardware import hardware
 from tests.rules.cases_owners import low, named, owners, owners_causes, owners_reconciled, owners_stalled, partly_until
+from tests.rules.cases_servers import servers
 from tests.rules.crowd import crowds
 from tests.rules.disagree import disagreements
 from tests.rules.others import others
@@ -32,6 +33,7 @@ def all_cases() -> list[Case]:
         *exporters(),
         *fleet(),
         *tenants(),
+        *servers(),
         *others(),
         *disagreements(),
         *crowds(),
@@ -45,10 +47,9 @@ BESIDE = (
     "a pod at a tenth",
     "throttled: hw_power_brake",
     "an XID of class hardware",
-    "GpuRecoveryNeeded",
+    "GpuUnusable",
+    "GpuDegraded",
     "GpuEccUncorrected",
-    "GpuRowRemapFailed",
-    "GpuRowRemapPending",
     "one of eight GPUs is lost",
     "the driver is down for a while",
     "scrapes of one node fail",
@@ -75,6 +76,7 @@ SHIFTED = (
     "a reconciler with 0 marks that is gone",
     "a reconciler that was replaced by one that has ended",
     "dcgm: a pod that stops working",
+    "dcgm: two failed scrapes",
     "an exporter that is down for more than a day",
     "a reconciler with marks that is gone for more than a day",
     "a state file that the exporter no longer tries to write",
@@ -86,6 +88,8 @@ SHIFTED = (
     "jobs wait, and a second GPU becomes idle",
     "Prometheus was down for half of the window",
     "half of the time was unknown, and the time since is known",
+    "servers: the Service goes",
+    "servers: the Service goes, and a shard of kube-state-metrics was added",
 )
 
 

@@ -50,6 +50,33 @@ def fleet() -> Iterator[Case]:
         about=["allocation:gpu_share:part", "unit:gpu_not_held:part", "namespace:gpu_gpus:sum"],
     )
 
+    world = World(90)
+    node = Node(world, gpus=4)
+    node.hold(0, BUSY, job_id="7")
+    node.hold(1, BUSY, mig="1/0", share=3 / 7, job_id="8")
+    node.free(2)
+    node.free(3, active=lambda t: 60.0 * t)
+    node.put("gpu_node_closed", {"source": "slurm", "state": "drained"}, between(30, 60, always(1.0), always(None)))
+    Node(world, "n2").free(0)
+    yield Case(
+        "a node that Slurm has drained for half an hour",
+        world,
+        values=[
+            (
+                t,
+                "round(sum by (part) (namespace:gpu_gpus:sum) > 0, 0.001)",
+                [
+                    *([('{part="closed"}', 1.571)] if t == 45 else []),
+                    ('{part="free"}', 1 if t == 45 else 2.571),
+                    ('{part="outside"}', 1),
+                    ('{part="used"}', 1.429),
+                ],
+            )
+            for t in (25, 45, 75)
+        ],
+        about=["unit:gpu_not_held:part", "namespace:gpu_gpus:sum"],
+    )
+
     world = World(60)
     for name, pool in (("n1", "a"), ("n2", "b"), ("n3", "")):
         node = Node(world, name, gpus=2)
@@ -151,6 +178,14 @@ def fleet() -> Iterator[Case]:
         )
         world.put("kube_pod_status_unschedulable", place, 1)
     world.put("gpu_demand_counted_gpus", {**RECONCILER, "pool": "slurm"}, 5)
+    place = {
+        "job": "kube-state-metrics",
+        "namespace": "c",
+        "pod": "runs",
+        "container": "m",
+        "resource": "nvidia_com_mig_1g_5gb",
+    }
+    world.put("kube_pod_container_resource_requests", place, 7)
     demand = [
         (20, "pool:gpu_pending_gpus:sum", [('pool:gpu_pending_gpus:sum{pool="nvidia_com_gpu"}', 106.0)]),
         (
@@ -158,6 +193,7 @@ def fleet() -> Iterator[Case]:
             "pool:gpu_pending_gpus:capped",
             [
                 ('pool:gpu_pending_gpus:capped{pool="nvidia_com_gpu"}', 8.0 + 16.0 + 2.0),
+                ('pool:gpu_pending_gpus:capped{pool="nvidia_com_mig_1g_5gb"}', 0.0),
                 ('pool:gpu_pending_gpus:capped{pool="slurm"}', 5.0),
             ],
         ),

@@ -100,21 +100,31 @@ def hardware() -> Iterator[Case]:
             about=["GpuXid"],
         )
 
-    for name, metric, labels, bad, good in (
-        ("GpuRecoveryNeeded", "gpu_recovery_action", {}, 1.0, 0.0),
-        ("GpuEccUncorrected", "gpu_ecc_errors_total", {"severity": "uncorrected"}, 3.0, 0.0),
-        ("GpuRowRemapFailed", "gpu_remapped_rows_failed", {}, 1.0, 0.0),
-        ("GpuRowRemapPending", "gpu_remapped_rows_pending", {}, 1.0, 0.0),
+    world = World(120)
+    node = Node(world, scraped=lambda t: t != 50)
+    node.free(0)
+    node.put("gpu_ecc_errors_total", {**gpu, "severity": "uncorrected"}, between(30, 80, always(3.0), always(0.0)))
+    yield Case("GpuEccUncorrected", world, [Firing("GpuEccUncorrected", 40, 81 + KEPT, gpu)])
+
+    world = World(60)
+    Node(world).put("gpu_ecc_errors_total", {**gpu, "severity": "uncorrected"}, 0)
+    yield Case("GpuEccUncorrected: no fault", world, about=["GpuEccUncorrected"])
+
+    for name, condition, severity in (
+        ("GpuUnusable", "fabric_not_ready", "unusable"),
+        ("GpuDegraded", "row_remap_pending", "degraded"),
     ):
         world = World(120)
         node = Node(world, scraped=lambda t: t != 50)
         node.free(0)
-        node.put(metric, {**gpu, **labels}, between(30, 80, always(bad), always(good)))
-        yield Case(name, world, [Firing(name, 40, 81 + KEPT, gpu)])
+        labels = {"condition": condition, "severity": severity}
+        node.put("gpu_condition", {**gpu, **labels}, between(30, 80, always(1.0), always(None)))
+        yield Case(name, world, [Firing(name, 40, 81 + KEPT, {**gpu, "condition": condition})])
 
+    for condition in ("lost", "hung", "stale"):  # GpuLost reports these
         world = World(60)
-        Node(world).put(metric, {**gpu, **labels}, 0)
-        yield Case(f"{name}: no fault", world, about=[name])
+        Node(world).put("gpu_condition", {**gpu, "condition": condition, "severity": "unusable"}, 1)
+        yield Case(f"a GPU that is {condition}", world, about=["GpuUnusable", "GpuDegraded"])
 
     world = World(120)
     node = Node(world, gpus=2, scraped=lambda t: t != 50)

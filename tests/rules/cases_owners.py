@@ -279,6 +279,45 @@ def owners_stalled() -> Iterator[Case]:
             world.put("gpu_reconciler_allocation_stage", {**RECONCILER, **labels}, 1)
         yield Case(f"a stalled pod that the reconciler calls {stage or 'nothing'}", world, found, about=about)
 
+    world = World(END)
+    for name in ("n1", "n2"):
+        Node(world, name).hold(0, FULL, stalled=until(99, STALLED, always(0.0)), units=2, job_id="42")
+    yield Case("a stall on two nodes that ends", world, stalled(*about, job_id="42", end=100 + KEPT), about=about)
+
+    world = World(END)
+    for job in ("42", "43"):
+        Node(world, f"n{job}").hold(0, FULL, stalled=STALLED, job_id=job)
+    yield Case("two stalled jobs, each on one node", world, [*stalled(job_id="42"), *stalled(job_id="43")], about=about)
+
+    short = 110  # the pod at rest is reported as idle after it
+    gang = {"namespace": "ml", "workload": "train", "workload_type": "job"}
+    for title, nodes, kind, reconciled, found in (
+        ("on two nodes", ("n1", "n2"), "job", True, [Firing("GpuGangStalled", STALLED_AT, short, gang)]),
+        ("on one node", ("n1", "n1"), "job", True, []),
+        ("of a Deployment", ("n1", "n2"), "deployment", True, []),
+        ("without a name", ("n1", "n2"), "", True, []),
+        ("without a reconciler", ("n1", "n2"), "job", False, []),
+        ("of which one works", ("n1", "n2"), "daemonset", True, []),
+    ):
+        world = World(short)
+        machines = {name: Node(world, name, gpus=2) for name in nodes}
+        for number, name in enumerate(nodes):
+            pod = {"namespace": "ml", "pod": f"train-{number}"}
+            # The second pod is at rest, so it has no alert of its own.
+            works = number == 1 and "works" in title
+            run, used = (always(0.0), BUSY if works else until(45, BUSY, IDLE)) if number else (STALLED, FULL)
+            machines[name].hold(number, used, stalled=run, host=(0.01, 0.0), **pod)
+            if kind:
+                world.put("namespace_workload_pod:kube_pod_owner:relabel", {**pod, **gang, "workload_type": kind}, 1)
+            if reconciled and not works:
+                labels = {**RECONCILER, "scheduler": "kubernetes", **pod, "stage": "stalled"}
+                world.put("gpu_reconciler_allocation_stage", labels, 1)
+        if reconciled:
+            world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t))
+        owned = {**gang, "workload_type": kind} if kind else {"namespace": "ml"}
+        owner = Firing("GpuHolderStalled", STALLED_AT, short, {"pod": "train-0", **owned})
+        yield Case(f"a stalled pod whose workload has pods {title}", world, [owner, *found], about=about)
+
     for title, processes, graphics, found in (
         ("a busy GPU without a process", 0, 0, [Firing("GpuBusyWithoutProcess", 25, END)]),
         ("a busy GPU with a process", 1, 0, []),

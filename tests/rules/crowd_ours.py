@@ -145,11 +145,12 @@ def hardware(node: Node, c: int, n: int, second: bool) -> None:
     for index, uuid in enumerate(node.uuids):
         gpu = {"gpu": str(index), "uuid": uuid}
         at = between(20, 90, always(1.0 if ill and index == 1 else 0.0), always(0.0))
-        node.put("gpu_recovery_action", gpu, at)
         node.put("gpu_ecc_errors_total", {**gpu, "severity": "uncorrected"}, at)
         node.put("gpu_ecc_errors_total", {**gpu, "severity": "corrected"}, 5)
-        node.put("gpu_remapped_rows_failed", gpu, at)
-        node.put("gpu_remapped_rows_pending", gpu, at)
+        for condition, severity in (("recovery_action", "unusable"), ("row_remap_pending", "degraded")):
+            labels = {**gpu, "condition": condition, "severity": severity}
+            while_ill = always(1.0 if ill and index == 1 else None)
+            node.put("gpu_condition", labels, between(20, 90, while_ill, always(None)))
         for reason, share in (
             ("thermal", 0.3),
             ("sw_thermal", 0.4),

@@ -226,6 +226,35 @@ def sources() -> Iterator[Case]:
         down = [] if start is None else [Firing("GpuSlurmCollectorDown", start, END)]
         yield Case(f"a Slurm collector {name}", world, down)
 
+    collector = {"job": "gpu-exporter-slurm-collector"}
+    for name, scraped, other, start in (
+        ("that was never scraped", lambda _: False, None, 10),
+        ("that was never scraped, beside one that answers", lambda _: False, lambda t: 60 * t, None),
+        ("that is scraped from the sixth minute on", lambda t: t > 5, None, None),
+    ):
+        world = World(END)
+        Node(world)
+        node = Node(world, "ctl", gpus=0, expected=0, target=collector, scraped=scraped)
+        if start is None and other is None:
+            node.put(answered, {}, lambda t: 60 * t if t > 5 else None)
+        if other is not None:
+            Node(world, "ctl2", gpus=0, expected=0, target=collector).put(answered, {}, other)
+        down = [] if start is None else [Firing("GpuSlurmCollectorDown", start, END)]
+        yield Case(f"a Slurm collector {name}", world, down, about=["GpuSlurmCollectorDown"])
+
+    world = World(END)
+    Node(world)
+    Node(world, "ctl", gpus=0, expected=0, target={"job": "gpu-exporter-reconciler"}, scraped=lambda _: False)
+    yield Case("a reconciler without a collector that was never scraped", world, about=["GpuSlurmCollectorDown"])
+
+    world = World(END)
+    Node(world)
+    node = Node(world, "ctl", gpus=0, expected=0, target={"job": "collector"})
+    node.put("gpu_slurm_collector_nodes", {}, 2)
+    node.put(answered, {}, lambda t: 60 * t)
+    wrong = Firing("GpuScrapeConfigWrong", 30, END, {"job": "collector"})
+    yield Case("a Slurm collector in a scrape job of another name", world, [wrong])
+
     world = World(END)
     Node(world, sampled=always(0.0), source_answers=lambda _: False)
     both = [

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
+from gpu_exporter.common.model.holders import RESERVATION_NAMESPACES
 from tests.rules.promtool import Case, Firing
 from tests.rules.world import BUSY, IDLE, Activity, Node, Values, World, always, between, until
 
 END = 140
 # GpuHolderIdle of a GPU that is idle from minute 0 according to dcgm-exporter: three minutes are not four of five, so its run
 # begins at minute 2 and is longer than 60 min at 63. promtool evaluates the owners' group before it, and `for` is 10m.
-FOUND = 74
+FOUND = 75
 ALWAYS, ALWAYS_0 = always(1.0), always(0.0)
 EXAMPLES = Path(__file__).resolve().parents[2] / "alerts" / "examples"
 
 
 def others() -> Iterator[Case]:
-    for case in (*dcgm(), *dcgm_beside_ours()):
+    for case in (*dcgm(), *dcgm_noise(), *dcgm_fields(), *dcgm_beside_ours()):
         yield Case(**{**vars(case), "optional": "source-dcgm"})
     for case in nvidia_smi():
         yield Case(**{**vars(case), "optional": "source-nvidia-smi"})
@@ -38,13 +40,14 @@ def dcgm_gpu(
     node: str = "d1",
     instance: tuple[str, str] = ("", ""),
     pod: str = "train-0",
+    namespace: str = "ml",
     honoured: bool = True,
     scraped: Values = ALWAYS,
     utilization: Values | None = ALWAYS_0,
     job: str = "dcgm-exporter",
 ) -> None:
-    """One GPU or MIG instance (profile, GPU instance id) of dcgm-exporter, held by ml/`pod` unless that is empty."""
-    holder = {"namespace": "ml", "pod": pod, "container": "main"} if pod else {}
+    """One GPU or MIG instance (profile, GPU instance id) of dcgm-exporter, held by `pod` unless that is empty."""
+    holder = {"namespace": namespace, "pod": pod, "container": "main"} if pod else {}
     own = {"namespace": "monitoring", "pod": "dcgm-exporter-x", "container": "exporter"}
     names = own | {("" if honoured else "exported_") + key: value for key, value in holder.items()}
     labels = {
@@ -68,14 +71,15 @@ def kube_pod(
     world: World,
     pod: str = "train-0",
     *,
+    namespace: str = "ml",
     gpus: float = 1,
     start: float = 0,
     node: str = "d1",
     resource: str = "nvidia_com_gpu",
     running: bool = True,
 ) -> None:
-    """The series of kube-state-metrics for a pod of namespace ml."""
-    labels = {"job": "kube-state-metrics", "namespace": "ml", "pod": pod}
+    """The series of kube-state-metrics for a pod."""
+    labels = {"job": "kube-state-metrics", "namespace": namespace, "pod": pod}
     world.put("kube_pod_start_time", labels, start)
     world.put("kube_pod_status_phase", {**labels, "phase": "Running"}, float(running))
     request = {**labels, "container": "main", "node": node, "resource": resource}
@@ -148,6 +152,22 @@ def dcgm() -> Iterator[Case]:
         world.put("kube_node_status_allocatable", {**offered, "instance": scraped}, 2)
     yield Case("dcgm: the offer of a node is counted once", world, found(gpus="2"), about=["GpuHolderIdle"])
 
+    # Pods with fractions of a GPU work on it, and dcgm-exporter names the pod that reserves it.
+    for namespace in RESERVATION_NAMESPACES:
+        for honoured in (True, False):
+            world = World(END)
+            for uuid, pod, place in (("GPU-d", "gpu-reservation-x", namespace), ("GPU-e", "train-0", "ml")):
+                dcgm_gpu(world, IDLE, uuid=uuid, pod=pod, namespace=place, honoured=honoured)
+                kube_pod(world, pod, namespace=place)
+            dcgm_gpu(world, IDLE, uuid="GPU-f", pod="")
+            title = f"dcgm: a pod of {namespace} reserves a GPU, honor_labels {honoured}"
+            kept = [parts(("free", 1), ("idle_long", 1))]
+            yield Case(title, world, found(pod="train-0"), kept, [*about, "unit:gpu_known:bool"])
+
+    world = world_of(IDLE, pod="gpu-reservation-x", namespace=RESERVATION_NAMESPACES[0])
+    kube_pod(world, "gpu-reservation-x", namespace=RESERVATION_NAMESPACES[0])
+    yield Case("dcgm: a node whose only GPU is reserved", world, [], [parts()], about)
+
     world = world_of(IDLE)
     yield Case("dcgm: an idle pod, without kube-state-metrics", world, [], [parts(("free", 1))], about)
 
@@ -180,16 +200,16 @@ def dcgm() -> Iterator[Case]:
 
     world = world_of(IDLE, scraped=between(50, 50, always(0.0), always(1.0)))
     kube_pod(world)
-    yield Case("dcgm: one failed scrape", world, found(), [], about)
+    yield Case("dcgm: two failed scrapes", world, found(), [], about)
 
     world = world_of(IDLE, scraped=between(50, 56, always(0.0), always(1.0)))
     kube_pod(world)
-    yield Case("dcgm: seven minutes without a scrape restart the idle run", world, found(131), [], about)
+    yield Case("dcgm: seven minutes without a scrape restart the idle run", world, found(132), [], about)
 
     world = world_of(IDLE)
     kube_pod(world)
     world.away = set(range(50, 57))
-    yield Case("dcgm: Prometheus is down for seven minutes", world, found(131), [], about)
+    yield Case("dcgm: Prometheus is down for seven minutes", world, found(132), [], about)
 
     world = World(END)
     dcgm_gpu(world, IDLE)
@@ -202,7 +222,7 @@ def dcgm() -> Iterator[Case]:
     dcgm_gpu(world, BUSY, uuid="GPU-e")
     kube_pod(world, gpus=2)
     world.put("kube_node_status_allocatable", offered, 2)
-    partly = [Firing("GpuHolderPartlyIdle", 94, END, {"pod": "train-0"})]
+    partly = [Firing("GpuHolderPartlyIdle", 95, END, {"pod": "train-0"})]
     yield Case("dcgm: one of two GPUs is idle", world, partly, [parts(("used", 1), ("idle_long", 1))], about)
 
     world = world_of(IDLE)
@@ -312,6 +332,74 @@ def dcgm() -> Iterator[Case]:
     )
 
 
+NOISE = always(0.0008)  # below alerts.dcgm_idle_max_ratio
+
+
+def dcgm_noise() -> Iterator[Case]:
+    """Profiling counters of a GPU at rest are not exactly 0. One sample here is the mean of a minute."""
+
+    def case_of(name: str, activity: Activity, firing: list[Firing], part: str, **more: object) -> Case:
+        world = World(END)
+        dcgm_gpu(world, activity, **more)  # type: ignore[arg-type]
+        kube_pod(world)
+        share = [] if "instance" in more or not part else [parts((part, 1))]
+        return Case(f"dcgm: {name}", world, firing, share, ["unit:gpu_activity:known", "GpuHolderIdle"])
+
+    instance = {"instance": ("3g.20gb", "2")}
+    yield case_of("noise", NOISE, found(), "idle_long")
+    yield case_of("exactly the noise", always(0.001), found(), "idle_long")
+    yield case_of("noise of an instance", NOISE, found(), "idle_long", **instance)
+    yield case_of("more than noise", always(0.004), [], "used")
+    yield case_of("more than noise of an instance", always(0.004), [], "", **instance)
+    yield case_of("a counter that is stuck above 0, with utilization 0", always(0.5), [], "used")
+
+    for name, burst in (("1 s", 1 / 60), ("0.1 s, which is less than noise in two minutes", 0.0018)):
+        yield case_of(f"bursts of {name}", lambda t, b=burst: b if t % 50 == 20 else 0.0, [], "idle_short")
+        once = between(20, 20, always(burst), NOISE)
+        yield case_of(f"noise after a burst of {name}", once, found(94), "idle_long")
+
+    unknown = 97  # minutes 20 to 22 are unknown, so the run begins again until 25: four of five minutes are known at 26
+    for name, engine in (("0", IDLE), ("noise", NOISE)):
+        worked = between(20, 20, always(5.0), ALWAYS_0)
+        yield case_of(f"activity {name} at utilization 5 %", engine, [], "unknown", utilization=always(5.0))
+        yield case_of(f"activity {name} after a minute at 5 %", engine, found(unknown), "idle_long", utilization=worked)
+
+    # Fewer unknown minutes than in which an idle run would continue.
+    short = case_of("utilization 5 % for a moment", IDLE, found(94), "idle_long", utilization=worked)
+    yield Case(**{**vars(short), "settings": {"interval": "2m"}})
+
+    # Work between samples that are more than 40 s apart is not seen, so their zeros prove nothing.
+    for every_s, firing, part in ((70, [], "unknown"), (30, found(), "idle_long")):
+        seen = case_of(f"zeros, scraped every {every_s} s", IDLE, firing, part)
+        yield Case(**{**vars(seen), "every_s": every_s})
+    far = case_of("zeros of an instance, scraped every 70 s", IDLE, [], "unknown", **instance)
+    yield Case(**{**vars(far), "every_s": 70})
+
+    broken = between(20, 20, always(float("nan")), ALWAYS_0)
+    yield case_of("a sample that is not a number", broken, found(unknown), "idle_long")
+    yield case_of("samples that are not numbers", always(float("nan")), [Firing("GpuMonitoringAbsent", 10, END)], "")
+
+    strict = case_of("a site that takes noise for work", NOISE, [], "used")
+    yield Case(**{**vars(strict), "settings": {"dcgm_idle_max_ratio": "0.0001"}})
+
+
+def dcgm_fields() -> Iterator[Case]:
+    """The query of docs/other-exporters.md, which shows the series that there are."""
+    page = (EXAMPLES.parents[1] / "docs" / "other-exporters.md").read_text("utf-8")
+    (query,) = re.findall(r"```promql\n(.*?)```", page, re.S)
+    for pod, utilization, honoured in (("train-0", ALWAYS_0, True), ("train-0", ALWAYS_0, False), ("", None, True)):
+        world = World(5)
+        dcgm_gpu(world, BUSY, pod=pod, utilization=utilization, honoured=honoured)
+        kube_pod(world)
+        named = [f"kube_pod_{each}" for each in ("container_resource_requests", "start_time", "status_phase")]
+        rows = [('DCGM_FI_PROF_GR_ENGINE_ACTIVE{job="dcgm-exporter"}', 1.0)]
+        rows += [(f'{name}{{job="kube-state-metrics"}}', 1.0) for name in named]
+        rows += [('DCGM_FI_DEV_GPU_UTIL{job="dcgm-exporter"}', 1.0)] if utilization else []
+        rows += [('{job="dcgm-exporter", row="GPUs with a holder"}', 1.0)] if pod else []
+        rows += [('{job="dcgm-exporter", row="GPUs with a host name"}', 1.0)]
+        yield Case(f"dcgm: the fields, for {pod or 'no pod'}, {honoured}", world, [], [(5, query, rows)])
+
+
 def dcgm_beside_ours() -> Iterator[Case]:
     """A100 with MIG: gpu-exporter reports the holder of an instance, only dcgm-exporter its activity."""
     for idle in (True, False):
@@ -388,6 +476,13 @@ def nvidia_smi() -> Iterator[Case]:
     kube_pod(world, running=False)
     world.put("kube_node_status_allocatable", offered, 1)
     yield Case("nvidia_smi: no running pod of the node requests a GPU", world, [], [parts(("free", 1))], about)
+
+    for namespace in RESERVATION_NAMESPACES:
+        world = World(END)
+        smi_gpu(world, BUSY)
+        kube_pod(world, "gpu-reservation-x", namespace=namespace)
+        world.put("kube_node_status_allocatable", offered, 1)
+        yield Case(f"nvidia_smi: a pod of {namespace} reserves the GPU", world, [], [parts()], about)
 
     world = World(END)
     smi_gpu(world, BUSY)

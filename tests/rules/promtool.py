@@ -39,6 +39,8 @@ class Case:
     """Parameters of the rules with values other than their defaults."""
     optional: str = ""
     """Files of rules/optional to load too."""
+    every_s: int = 0
+    """Seconds between two samples; 0: as this source is usually scraped. A minute of the world has one of 60 s or more."""
     is_golden: bool = False
     """The values contain all recordings and firing alerts."""
 
@@ -47,8 +49,8 @@ class Case:
         checks = list(self._checks())
         return {
             "name": self.name,
-            "interval": "1m",
-            "input_series": self.world.input_series(),
+            "interval": f"{self._every_s}s",
+            "input_series": self.world.input_series(max(1, 60 // self._every_s)),
             "promql_expr_test": [
                 {
                     "expr": expr,
@@ -58,6 +60,10 @@ class Case:
                 for at, expr, samples in checks
             ],
         }
+
+    @property
+    def _every_s(self) -> int:
+        return self.every_s or (30 if "source-dcgm" in self.optional else 60)
 
     def _checks(self) -> Iterable[tuple[int, str, Sequence[tuple[str, float]]]]:
         if self.is_golden:
@@ -92,14 +98,16 @@ def merge(cases: Sequence[Case], most: int = 12) -> list[Case]:
     are about monitoring or a Prometheus that is down as a whole.
     """
     alone: list[Case] = []
-    alike: dict[tuple[int, str, tuple[tuple[str, str], ...]], list[Case]] = {}
+    alike: dict[tuple[int, str, tuple[tuple[str, str], ...], int], list[Case]] = {}
     for case in cases:
         whole = any(each.alert == "GpuMonitoringAbsent" for each in case.firing)
         if case.values or whole or case.world.away or any('cluster="' in name for name in case.world.series):
             alone.append(case)
         else:
-            alike.setdefault((case.world.minutes, case.optional, tuple(case.settings.items())), []).append(case)
-    for (minutes, _, _), same in alike.items():
+            alike.setdefault(
+                (case.world.minutes, case.optional, tuple(case.settings.items()), case.every_s), []
+            ).append(case)
+    for (minutes, *_), same in alike.items():
         for start in range(0, len(same), most):
             part, world, firing = same[start : start + most], World(minutes), []
             for case in part:

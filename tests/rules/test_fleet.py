@@ -173,7 +173,7 @@ def test_the_parts_at_a_given_time_are_correct(
     world: World, tmp_path: Path, minute: int, used: float | None, idle_short: float | None, idle_long: float | None
 ) -> None:
     fleet = Fleet(Settings())
-    parts = ("used", "idle_short", "idle_long", "unknown", "free", "outside", "no_data")
+    parts = ("used", "idle_short", "idle_long", "unknown", "free", "closed", "outside", "no_data")
     found = evaluate(world, tmp_path, {part: (fleet.part(part), minute) for part in parts})
     shown = {part: value["{}"] for part, value in found.items()}
     assert sum(shown.values()) == pytest.approx(7.0)

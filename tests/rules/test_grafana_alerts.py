@@ -105,7 +105,8 @@ def test_an_idle_holders_gpus_hours_price_memory_cause_and_stage_are_as_in_prome
     node.hold(0, IDLE, units=2, job_id="7", info=owner)
     node.hold(1, IDLE, units=2, job_id="7", info=owner, causes={"cpu_quota": "high"}, numbers=numbers)
     # Each holds a half of a GPU: neither is named as the other's.
-    node.hold(2, IDLE, share=0.5, pod="a", causes={"no_process": "medium"}, numbers={("no_process", "used_cpus"): 0.02})
+    causes, used = {"no_process": "medium"}, {("no_process", "used_cpus"): 0.02}
+    node.hold(2, IDLE, share=0.5, pod="a", causes=causes, numbers=used, host=(0.0625, 0.0))
     node.hold(2, IDLE, share=0.5, pod="b", mig="1/0")
     node.put("gpu_allocation_memory_used_bytes", {"uuid": node.uuids[0], "scheduler": "slurm", "job_id": "7"}, 2**31)
     world.put("model:gpu_price:per_hour", {}, 3.5)
@@ -127,7 +128,9 @@ def test_an_idle_holders_gpus_hours_price_memory_cause_and_stage_are_as_in_prome
     assert job.grafana["cause"] == "cpu_quota (high confidence) cpus=4 throttled_ratio=40%"
     assert {**job.grafana, "gpus": ""} == {**job.prometheus, "gpus": ""}
     assert first.grafana == first.prometheus
-    assert first.grafana["gpus"] == "GPU 2 of n1. Idle GPU-hours so far: 0.8, at the site's price 2.62."
+    assert first.grafana["gpus"] == (
+        "GPU 2 of n1. Idle GPU-hours so far: 0.8, at the site's price 2.62. It uses 1.0 of its 16 CPU cores now."
+    )
     assert first.grafana["cause"] == "no_process (medium confidence) used_cpus=0.02"
     assert second.grafana == second.prometheus
     assert second.grafana["gpus"].startswith("MIG 1/0 of GPU 2 of n1. ")

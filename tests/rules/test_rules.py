@@ -78,16 +78,18 @@ def test_an_owner_sees_the_gpus_their_idle_hours_and_their_memory(tmp_path: Path
     world = World(100)
     first, second = Node(world, gpus=12), Node(world, "n2")
     for index in range(12):
-        first.hold(index, IDLE, units=13, mig="1/0" if index == 3 else "")
+        first.hold(index, IDLE, units=13, mig="1/0" if index == 3 else "", host=(0.05, 0.0))
         gpu = {"gpu": str(index), "uuid": first.uuids[index]}
         holder = {"scheduler": "kubernetes", "namespace": "ml", "pod": "train-0", "container": "main"}
         first.put("gpu_allocation_memory_used_bytes", {**gpu, **holder}, (index + 1) * 2**30)
     second.hold(0, IDLE, units=13)
-    second.hold(0, IDLE, mig="2/0", pod="other-0", share=2 / 7)
+    second.hold(0, IDLE, mig="2/0", pod="other-0", share=2 / 7, host=(0.0625, 0.0))
     world.put("model:gpu_price:per_hour", {}, 3.5)
     text = alerts_at(90, "GpuHolderIdle", world, tmp_path)
     one, many = sorted(re.findall(r'gpus="((?:MIG|GPU) [^"]*)"', text), key=len)
-    assert one == "MIG 2/0 of GPU 0 of n2. Idle GPU-hours so far: 0.4, at the site's price 1.50."
+    assert one == (
+        "MIG 2/0 of GPU 0 of n2. Idle GPU-hours so far: 0.4, at the site's price 1.50. It uses 1.0 of its 16 CPU cores now."
+    )
     named = ", ".join(f"{'MIG 1/0 of ' if i == 3 else ''}GPU {i} of n1" for i in (0, 1, 10, 11, *range(2, 8)))
     assert many == (
         f"{named} and others. Idle GPU-hours so far: 19.5, at the site's price 68.25. Highest memory use on one GPU in the last 6h: 12GiB."

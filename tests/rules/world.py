@@ -55,11 +55,11 @@ class World:
         text = ", ".join(f'{key}="{value}"' for key, value in labels.items() if value)
         self.series.setdefault(f"{name}{{{text}}}", [None] * (self.minutes + 1))[minute] = value
 
-    def input_series(self) -> list[dict[str, str]]:
-        """The series in the form of promtool's files."""
-        return [{"series": name, "values": self._write(row)} for name, row in sorted(self.series.items())]
+    def input_series(self, samples: int = 1) -> list[dict[str, str]]:
+        """The series in the form of promtool's files, with so many equal samples in each minute."""
+        return [{"series": name, "values": self._write(row, samples)} for name, row in sorted(self.series.items())]
 
-    def _write(self, row: list[float | None]) -> str:
+    def _write(self, row: list[float | None], samples: int) -> str:
         words: list[str] = []
         previous: float | None = None
         for t, value in enumerate(row):
@@ -71,6 +71,7 @@ class World:
             else:
                 words.append(repr(float(value)))
                 previous = value
+            words += [words[-1].replace("stale", "_")] * (samples - 1)
         return re.sub(r"\b_(?: _)+(?!\S)", lambda run: f"_x{(len(run[0]) + 1) // 2}", " ".join(words))
 
 
@@ -164,7 +165,7 @@ class Node:
         """Let a pod (namespace, pod) or a job (job_id) hold a GPU from minute `start` to `end`.
 
         `begun`: Unix seconds of its start, by default of minute `start`. `counts`: whether counters grow in a minute.
-        `causes`: confidence by cause. `numbers`: of causes, by cause and quantity. `stalled`: length of its stall in seconds. `host`: share of its CPUs, and bytes per second of its disks.
+        `causes`: confidence by cause. `numbers`: of causes, by cause and quantity. `stalled`: length of its stall in seconds. `host`: share of its 16 CPUs, and bytes per second of its disks.
         `witnesses`: of its idle runs. `from_zero`: minute at which the exporter lost its state, so that counters start again at 0.
         """
         scheduler = "slurm" if "job_id" in holder else "kubernetes"
@@ -213,6 +214,7 @@ class Node:
             self.put("gpu_allocation_stalled_run_seconds", labels, lambda t: stalled(t) if t in rows else None)
         if host is not None:
             self.put("gpu_allocation_host_activity_ratio", labels, while_held(host[0]))
+            self.put("gpu_allocation_host_cpus", labels, while_held(16.0))
             self.put("gpu_allocation_host_io_bytes_per_second", labels, while_held(host[1]))
         for cause, confidence in (causes or {}).items():
             self.put("gpu_allocation_cause", {**labels, "cause": cause, "confidence": confidence}, while_held(1))

@@ -50,6 +50,11 @@ class Place:
         self.config.write_text("policy: {underused_after: 3h}\n", "utf-8")
         self.token = directory / "token"
         self.token.write_text("SLURM_JWT=x.eyJzdW4iOiJ4In0.x\n", "utf-8")  # of a user x
+        self.kubeconfig = directory / "kubeconfig"
+        names = {"cluster": "c", "user": "u"}
+        parts = {"clusters": [{"name": "c", "cluster": {"server": self.silent}}], "users": [{"name": "u", "user": {}}]}
+        whole = {**parts, "contexts": [{"name": "x", "context": names}], "current-context": "x"}
+        self.kubeconfig.write_text(yaml.safe_dump(whole), "utf-8")
         self.table = NvmlTable(directory / "nvml-table")
         ScenarioFeeder(parse_scenario(GPUS), self.table)
 
@@ -96,13 +101,18 @@ PROGRAMS: Mapping[str, Program] = {
     ),
     "explain": Program(("explain", "ml/a", "--source.exporter={silent}"), 0.5, follows=False),
     "digest": Program(("digest", "--source.prometheus={silent}"), 0.5, follows=False),
+    "report": Program(("report", "--source.prometheus={silent}"), 0.5, follows=False),
+    "backtest": Program(("backtest", "--source.prometheus={silent}"), 0.5, follows=False),
+    "job": Program(("job", "ml/a", "--source.prometheus={silent}"), 0.5, follows=False),
     "top": Program(("top", "--from={silent}"), 0.7),
     "top-once": Program(("top", "--once", "--from={silent}"), 0.5, follows=False),
     "record": Program(("record", "{directory}/node.rec.gz"), 3.0),
     "demo": Program(("demo", "--duration=10m"), 1.5),
     "pause": Program(("pause", "--pause.file={directory}/pause", "--for=1h"), 0.5, follows=False),
     "check-config": Program(("check-config", "{config}"), 0.5, follows=False),
+    "check-monitors": Program(("check-monitors", "--kubernetes.kubeconfig={kubeconfig}"), 0.5, follows=False),
     "forget": Program(("forget", "GPU-0", "--state.directory={directory}"), 0.5, follows=False, usual=2),
+    "contrib": Program(("contrib",), 0.5, follows=False),
     "completion": Program(("completion", "bash"), 0.5, follows=False),
     "version": Program(("version",), 0.5, follows=False),
     "prolog": Program(("sh", str(CONTRIB / "slurm" / "prolog.sh")), 0.5, follows=False),

@@ -123,3 +123,41 @@ def scrape_config(monitor: Mapping[str, Any], targets: Path) -> dict[str, Any]:
         "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}],
         "relabel_configs": relabelings,
     }
+
+
+def google_scrape_config(monitoring: Mapping[str, Any], targets: Path) -> dict[str, Any]:
+    """The scrape configuration that Google's operator makes of a ClusterPodMonitoring or a PodMonitoring.
+
+    Source: pkg/operator/apis/monitoring/v1/pod_config.go of GoogleCloudPlatform/prometheus-engine. It has no honor_labels.
+    """
+    spec, pod = monitoring["spec"], "__meta_kubernetes_pod"
+    (endpoint,) = spec["endpoints"]
+    relabelings: list[dict[str, Any]] = [
+        {"target_label": label, "replacement": f"the-{label}"} for label in ("project_id", "location", "cluster")
+    ]
+    for label, value in spec["selector"]["matchLabels"].items():
+        relabelings.append({"action": "keep", "source_labels": [_meta(label)], "regex": value})
+    sources = {"namespace": "__meta_kubernetes_namespace", "pod": f"{pod}_name", "node": f"{pod}_node_name"}
+    sources["container"] = f"{pod}_container_name"
+    wanted = list(spec["targetLabels"]["metadata"])
+    if monitoring["kind"] == "PodMonitoring":
+        here = monitoring["metadata"]["namespace"]
+        relabelings.append({"action": "keep", "source_labels": [sources["namespace"]], "regex": here})
+        wanted.append("namespace")
+    relabelings += [{"source_labels": [sources[label]], "target_label": label} for label in wanted]
+    instance, controlled = "__tmp_instance", [f"{pod}_controller_kind", sources["node"]]
+    port = f"{pod}_container_port_name"
+    relabelings += [
+        {"target_label": "job", "replacement": monitoring["metadata"]["name"]},
+        {"source_labels": [sources["pod"]], "target_label": instance},
+        {"source_labels": controlled, "regex": "DaemonSet;(.*)", "target_label": instance},
+        {"action": "keep", "source_labels": [port], "regex": endpoint["port"]},
+        {"source_labels": [instance, port], "regex": "(.+);(.+)", "replacement": "$1:$2", "target_label": "instance"},
+    ]
+    return {
+        "job_name": f"{monitoring['kind']}/{monitoring['metadata']['name']}/{endpoint['port']}",
+        "honor_labels": False,
+        "scheme": endpoint.get("scheme", "http"),
+        "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}],
+        "relabel_configs": relabelings,
+    }

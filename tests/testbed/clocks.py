@@ -6,14 +6,15 @@ from gpu_exporter.common.clock import SystemClock
 
 
 class StoppableClock(SystemClock):
-    """The machine's clock, `ahead` seconds ahead; a test can stop its wall time.
+    """The machine's clock, `ahead` seconds ahead; a test can stop its times.
 
-    `stopped`: Unix seconds at which the wall time is stopped, for a test whose steps may take any time. `later`:
-    seconds that have passed only for this clock.
+    `stopped`: Unix seconds at which the wall time is stopped, for a test whose steps may take any time. `halted`: the
+    same for the monotonic time. `later`: seconds that have passed only for this clock.
     """
 
     def __init__(self) -> None:
         self.stopped: float | None = None
+        self.halted: float | None = None
         self.ahead = 0.0
         self.later = 0.0
 
@@ -21,4 +22,4 @@ class StoppableClock(SystemClock):
         return (super().wall() if self.stopped is None else self.stopped) + self.ahead + self.later
 
     def monotonic(self) -> float:
-        return super().monotonic() + self.later
+        return (super().monotonic() if self.halted is None else self.halted) + self.later

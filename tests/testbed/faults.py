@@ -133,17 +133,22 @@ class Rig:
 
 HEADER = """# What happens when something breaks
 
-Written by `tests/component/faults`, which causes each fault on a running exporter and observes it from outside.
-A fake NVML library in C replaces the driver. The node has {count} GPUs. A fault of one GPU affects GPU 3. Rows with
-"8 fresh" are about a ninth GPU. Every run of all tests compares this table with the observed behaviour.
+`tests/component/faults` writes this table. Each test causes one fault in a running exporter with {count} simulated GPUs, and
+observes the exporter from outside. A fault of one GPU affects GPU 3. In rows with "8 fresh", the fault affects a ninth GPU.
 
-In the columns about GPUs, *fresh* means that current values are published, *nothing* that no series is published, and *the
-same* that the other GPUs show the same as the GPU in question.
+- *fresh*: current values of the GPU.
+- *lost*: `gpu_up` is 0, the counters of the GPU stop, and its gauges are absent.
+- *nothing*: no series of the GPU.
+- *the same*: the same as in the column before.
+- *visible 7 of 8*: `gpu_devices_visible` is 7, and `gpu_devices_expected` is 8.
+- *next cycle*: in the first cycle after the end of the fault.
+- *page*: the status page. *JSON*: `/api/v1/status`.
 
-In every row: the process keeps running, unless the row says otherwise. Each scrape is answered, within 10 ms if nothing
-else runs on the machine. No value from before the fault is published as present. No time of the fault counts as idle.
+If a row names no other step, the process continues, and recovers by itself. The exporter answers every scrape. If no other
+program uses the machine, an answer takes at most 10 ms. The exporter never publishes an old value as a present value, and
+counts no time of the fault as idle.
 
-| fault | what the GPU in question shows | the other GPUs | signs | recovery |
+| fault | the GPU shows | the other GPUs | signs | recovery |
 | --- | --- | --- | --- | --- |
 """
 

@@ -31,6 +31,7 @@ from gpu_exporter.agent.inventory.expected import ExpectedDevice, ExpectedDevice
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
 from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.agent.node.ended import EndedRun, JobRecords
 from gpu_exporter.agent.slurm_collector.rest import Rest
 from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import ManualClock
@@ -44,7 +45,7 @@ from gpu_exporter.common.web.secure import WebConfig
 from gpu_exporter.diagnosis.training.files import TrainingPlaces, TrainingReader
 from gpu_exporter.reconciler.actions.journal import Journal
 from gpu_exporter.reconciler.actions.record import Record
-from gpu_exporter.reconciler.actor import Entry
+from gpu_exporter.reconciler.actor import Ended, Entry
 from gpu_exporter.reconciler.audit import AuditLog, read_transitions
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.surroundings import Reference
@@ -52,6 +53,8 @@ from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.client.api import connect
 from gpu_exporter.reconciler.pause import PauseFile, PauseNote
 from gpu_exporter.reconciler.texts import TextFiles
+from gpu_exporter.reports.jobs.entries import read_records
+from gpu_exporter.reports.jobs.names import AskedJob
 from tests.testbed.pki import Authority
 from tests.testbed.proven import Tally
 
@@ -150,7 +153,7 @@ def recall_orders(path: Path) -> object:
 
 
 def write_jobs(path: Path, job: str = "4711") -> Path:
-    Remembered(path.parent, path.name, "n0", "who holds what", writes=True).write({"jobs": [job]}, 0o600)
+    Remembered(path.parent, path.name, "n0", "the holders of GPUs", writes=True).write({"jobs": [job]}, 0o600)
     return path
 
 
@@ -182,7 +185,7 @@ def read_jobs(path: Path) -> object:
 
 
 def list_ended(path: Path) -> object:
-    found, _ = read_ended(path.parent.parent, {})
+    found = read_ended(path.parent.parent, {}).jobs
     return [(job.job_id, job.file.indexes, job.end_wall) for job in found] or CLOSED
 
 
@@ -390,7 +393,7 @@ def connect_api(path: Path) -> object:
 
 ENTRY_OF_ACT = Entry(
     "id1", WALL, "kubernetes", "ml", "suspend", Reference("batch", "v1", "Job", "a", "uid-1"), Reference("batch", "v1", "Job", "a", "uid-1"), "idle",
-    gpus=8, record=("policy", "batch", "team-a"), holders=("a-0",),
+    gpus=8, record=("policy", "batch", "team-a"), ends=(Ended("a-0", "uid-2", ("n1",)),),
 )  # fmt: skip
 texts_in = cache(TextFiles)  # it locks its directory
 
@@ -449,3 +452,19 @@ def write_pause(path: Path, until: float = WALL) -> Path:
 def at(name: str, write: Callable[[Path], Path]) -> Callable[[Path], Path]:
     """Makes a file as the program itself does."""
     return lambda folder: write(folder / name)
+
+
+def write_job_record(path: Path, held: float = 3.0) -> Path:
+    """The record of job 7 of root, as the exporter writes it. Another length of the run is another answer."""
+    entry = {"scheduler": "slurm", "job_id": "7", "uuid": "GPU-0", "mig_uuid": "", "start_timestamp_seconds": WALL}
+    record = {"end_timestamp_seconds": WALL + held, "allocations": [{**entry, "held_seconds": held}]}
+    JobRecords(path.parent).write([EndedRun("", json.dumps(record))])
+    return path
+
+
+def report_record(path: Path) -> object:
+    """What `gpu-exporter job` takes from it. It names a file that it does not read, and tells that no run was found."""
+    runs, problems = read_records(AskedJob("7"), path.parent)
+    if problems or not runs:
+        raise Refused("; ".join(problems) or "no run in the last 7d")
+    return [(run.raw, run.start, run.use) for run in runs]

@@ -24,6 +24,7 @@ from gpu_exporter.common.files import write_atomically
 from gpu_exporter.common.web.hosts import own_names
 from gpu_exporter.reconciler.actions.journal import Journal
 from gpu_exporter.reconciler.pause import PauseFile
+from gpu_exporter.reports.history.kept import Folder
 from tests.testbed.file_programs import (
     CLAIMS,
     CLOSED,
@@ -62,6 +63,7 @@ from tests.testbed.file_programs import (
     read_jobs,
     recall_jobs,
     recall_orders,
+    report_record,
     restore,
     send_header,
     send_password,
@@ -73,6 +75,7 @@ from tests.testbed.file_programs import (
     use_certificates,
     write_audit,
     write_devices,
+    write_job_record,
     write_jobs,
     write_journal,
     write_key,
@@ -85,6 +88,11 @@ from tests.testbed.file_programs import (
 SERVER_REFUSES = "a server refuses a part of a secret or of a certificate"
 SEEN_AT_START = "read once, at the start; a YAML file that is cut between two lines is a whole file (docs/security.md)"
 KEYS = 40  # of a file of certificates: each look takes milliseconds
+
+
+def keep_answer(folder: Path, answer: str) -> Path:
+    Folder(folder).put("query", answer)
+    return next(folder.glob("*.json.gz"))
 
 
 class Row(NamedTuple):
@@ -117,6 +125,13 @@ ROWS = (
         at("state", write_state),
         again(restore),
         write=lambda path: write_state(path, 90.0),
+    ),
+    Row(
+        "0.jsonl",
+        ("agent/node/ended.py:JobRecords._append", "reports/jobs/entries.py:read_records"),
+        at("0.jsonl", write_job_record),
+        again(report_record),
+        write=lambda path: write_job_record(path, 4.0),
     ),
     Row("lock", ("agent/ledger/state.py:StateFile.acquire",), text("lock", "", 0o600), again(lock)),
     Row(
@@ -215,7 +230,7 @@ ROWS = (
     ),
     Row(
         "log of nvidia-smi",
-        ("agent/devices/replay.py:read_recording",),
+        ("agent/devices/smi_log.py:read_smi_logs",),
         text("gpu.csv", LOG),
         again(lambda path: read_recording(path).utilization),
         named=True,
@@ -233,6 +248,7 @@ ROWS = (
         (
             "agent/devices/nvml/recording.py:read_recording",
             "agent/devices/nvml/recording.py:is_recording",
+            "agent/runtime/playback.py:play_back",
             "cli/agent_parts.py:_build_replay",
         ),
         text("node.rec.gz", pack(RECORDING)),
@@ -351,12 +367,22 @@ ROWS = (
         write=lambda path: write_pause(path, WALL + 3600),
     ),
     Row(
+        "answer kept by report",
+        ("reports/history/kept.py:Folder.get", "reports/history/kept.py:Folder.put"),
+        lambda folder: keep_answer(folder, '{"status": "success"}'),
+        again(lambda path: json.loads(Folder(path.parent).get("query") or "")),
+        named=True,
+        write=lambda path: keep_answer(path.parent, json.dumps([0.1 * n for n in range(1000)])),
+    ),
+    Row(
         "textfile, and FILE of --output and record",
         (
             "agent/runtime/once.py:_deliver",
             "agent/runtime/once.py:_fail",
             "agent/runtime/record.py:record",
+            "agent/runtime/serve.py:_try_to_write",
             "agent/runtime/serve.py:write_textfiles.tick",
+            "reports/usage/deliver.py:put",
         ),
         text("gpu.prom", "gpu_up 1\n"),
         write=lambda path: write_atomically(path, b"gpu_up 0\n" * 1000),
@@ -369,6 +395,7 @@ SHARED_READERS = "called by the functions of the rows"
 # Functions that open something else, each with the reason.
 EXEMPT = {
     "agent/attribution/kubelet/alive.py:find_own_pod": PROC,
+    "agent/attribution/kubelet/podresources.py:_take_text": NO_FILE,
     "agent/attribution/kubelet/podresources.py:_parse_container": NO_FILE,
     "agent/attribution/kubelet/podresources.py:_parse_devices": NO_FILE,
     "agent/attribution/kubelet/podresources.py:_parse_dynamic": NO_FILE,

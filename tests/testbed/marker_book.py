@@ -13,8 +13,15 @@ from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.outcomes import RUNS
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
-from gpu_exporter.reconciler.decision.surroundings import Surroundings, Unreadable
-from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence, nothing_usual
+from gpu_exporter.reconciler.decision.surroundings import Incarnation, Surroundings, Unreadable
+from gpu_exporter.reconciler.evidence.records import (
+    Evidence,
+    HolderEvidence,
+    HolderName,
+    UnitEvidence,
+    Unseen,
+    nothing_usual,
+)
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import Mark, Refused
 from gpu_exporter.reconciler.pause import PauseSource
@@ -45,6 +52,8 @@ class Book:
         self.calls: list[str] = []
         self.around: dict[HolderName, Surroundings | Unreadable] = {}
         self.fates: dict[HolderName, str] = {}
+        self.gone: set[Incarnation] = set()
+        self.asked_living: list[set[Incarnation]] = []
         self.surveyed: list[tuple[list[HolderName], list[HolderName]]] = []
 
     def survey(
@@ -52,6 +61,10 @@ class Book:
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
         self.surveyed.append((sorted(names), sorted(fresh)))
         return {name: self.around.get(name, Surroundings()) for name in names}
+
+    def find_living(self, holders: Collection[Incarnation]) -> Collection[Incarnation]:
+        self.asked_living.append(set(holders))
+        return {each for each in holders if each not in self.gone}
 
     def read_fate(self, name: HolderName, incarnation: str) -> str:
         return self.fates.get(name, RUNS)
@@ -136,6 +149,7 @@ class Bench:
         self.asked: Collection[HolderName] = ()
         self.reads = 0
         self.exporters, self.allocations = 100, 10_000
+        self.unseen: Sequence[Unseen] = ()
         self.only_asked = False  # whether holders that are not idle are returned only on request
         self.writes: list[str] = []
         self.skips: list[str] = []
@@ -151,7 +165,7 @@ class Bench:
 
     def restart(self) -> None:
         """Start a new process: only the books remain."""
-        judge = judge_of(self, self.books, Rulebook(self.policy, self.rules), self.clock, self.pauses, self.record)
+        judge = judge_of(self, self.books, Rulebook(self.policy, self.rules), self.pauses, self.record)
         self.cycle = ReconcileCycle(
             judge,
             self.books,
@@ -180,7 +194,15 @@ class Bench:
             if not self.only_asked or name in marked or max(runs) >= self.policy.candidate_after
         }
         found = tuple(holder(name, runs, wall) for name, runs in shown.items())
-        return Evidence(wall, found, self.exporters, self.allocations, usual_at=self.usual_at, sharing=self.sharing)
+        return Evidence(
+            wall,
+            found,
+            self.exporters,
+            self.allocations,
+            usual_at=self.usual_at,
+            sharing=self.sharing,
+            unseen=self.unseen,
+        )
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
         evidence = self.read_evidence(names)

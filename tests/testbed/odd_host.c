@@ -1,5 +1,5 @@
 /* A host with two properties that a test can change, for LD_PRELOAD. In the directory $ODD_HOST:
- *   no-threads  while this file exists, no thread can be started, as at the pids limit of a control group
+ *   no-threads  while this file exists, cannot start a thread, as at the pids limit of a control group
  *   step        seconds by which the wall clock has been stepped
  * Both behave as the kernel does; a real control group or clock would need rights that a test does not have.
  */

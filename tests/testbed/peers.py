@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.testbed.statuses import status_of
+
 RIGHT, REFUSES, REDIRECTS, CLOCK, GARBAGE, BREAKS = MODES = (
     *("right", "401", "redirects", "clock", "garbage", "breaks off"),
 )
-STATUS = {"rows": [], "driver_up": True, "driver_error": "", "attribution": []}
+STATUS = status_of(())
 NODE = {"name": "n0", "gres": "gpu:h100:4", "gres_used": "gpu:h100:1(IDX:2)", "slurmd_start_time": 1000}
 Raw = Callable[[str], bytes]
 

@@ -65,10 +65,23 @@ PROGRAMS = {
     ),
     # The newest version whose dependencies are all available; without service discovery, which no rule needs.
     "prometheus": Module(
-        "-s -w", {"promtool-3": "github.com/prometheus/prometheus/cmd/promtool"}, tags="remove_all_sd"
+        "-s -w",
+        {
+            "promtool-3": "github.com/prometheus/prometheus/cmd/promtool",
+            "prometheus-3": "github.com/prometheus/prometheus/cmd/prometheus",
+            "blocks": ".",  # go/prometheus/main.go
+        },
+        tags="remove_all_sd",
     ),
     "descheduler": Module("-s -w", {"descheduler": "sigs.k8s.io/descheduler/cmd/descheduler"}),
     "kubeconform": Module("-s -w", {"kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"}),
+    # The oldest version that the rules need (docs/interfaces.md), as Debian's Prometheus is.
+    "vmalert": Module(
+        "-s -w",
+        {name: f"github.com/VictoriaMetrics/VictoriaMetrics/app/{name}" for name in ("vmalert", "victoria-metrics")},
+    ),
+    # The parts that docs/opentelemetry.md uses (go/otelcol/main.go); discovery of targets is left out where it can be.
+    "otelcol": Module("-s -w", {"otelcol": "."}, tags="remove_all_sd"),
     # The controllers of JobSet and Kubeflow in one process (go/operators/main.go), and Kueue.
     "operators": Module("-s -w", {"operators": ".", "kueue": "sigs.k8s.io/kueue/cmd/kueue"}),
 }
@@ -160,10 +173,18 @@ def find_go() -> str:
     return str(target / "go" / "bin" / "go")
 
 
+OPERATOR_OBJECTS = {
+    ".": ("alertmanagerconfigs", "podmonitors", "prometheusrules", "servicemonitors"),
+    "servers": ("prometheuses", "prometheusagents", "thanosrulers"),
+}
+
+
 def prometheus_operator_crds() -> Path:
-    """A folder with the CRDs of the Prometheus operator. Raises RuntimeError."""
+    """A folder with the CRDs of the Prometheus operator that the chart and the mails use, and those of servers in a
+    folder below. Raises RuntimeError.
+    """
     go = find_go()
-    with fresh_entry("prometheus-operator-v0.85.0-3") as (target, making):
+    with fresh_entry("prometheus-operator-v0.85.0-4") as (target, making):
         if making is not None:
             module = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
             command = [go, "mod", "download", "-json", module]
@@ -171,12 +192,13 @@ def prometheus_operator_crds() -> Path:
             if done.returncode != 0:
                 raise RuntimeError(f"{module} could not be downloaded: {done.stdout}{done.stderr}")
             source = Path(json.loads(done.stdout)["Dir"]) / "example" / "prometheus-operator-crd"
-            (making / "crds").mkdir()
-            for name in ("alertmanagerconfigs", "podmonitors", "prometheusrules", "servicemonitors"):
-                text = (source / f"monitoring.coreos.com_{name}.yaml").read_text("utf-8")
-                # PyYAML takes a plain = for the tag of YAML 1.1 and refuses it.
-                text = re.sub(r"^( *- )=$", r'\1"="', text, flags=re.MULTILINE)
-                (making / "crds" / f"{name}.yaml").write_text(text, "utf-8")
+            for folder, names in OPERATOR_OBJECTS.items():
+                (making / "crds" / folder).mkdir(parents=True, exist_ok=True)
+                for name in names:
+                    text = (source / f"monitoring.coreos.com_{name}.yaml").read_text("utf-8")
+                    # PyYAML takes a plain = for the tag of YAML 1.1 and refuses it.
+                    text = re.sub(r"^( *- )=$", r'\1"="', text, flags=re.MULTILINE)
+                    (making / "crds" / folder / f"{name}.yaml").write_text(text, "utf-8")
             (making / "crds").rename(target)
     return target
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gpu_exporter.common.config.defaults import Actions
-from gpu_exporter.reconciler.actions.proofs import Warned, Work
+from gpu_exporter.reconciler.actions.proofs import Shown, Warned, Work
 from gpu_exporter.reconciler.actions.record import PolicyStanding
 from gpu_exporter.reconciler.actor import Entry
 from gpu_exporter.reconciler.decision.outcomes import Account, key_of
@@ -112,6 +112,8 @@ class SaidProofs:
         self.unwarned: set[str] = set()
         self.works: dict[str, Work] = {}  # work of holders beside their GPUs
         self.beside: dict[str, Work] = {}  # work of members that hold no GPUs
+        self.shown: dict[HolderName, Shown] = {}  # what exporters show of holders whose end is awaited
+        self.silent: set[str] = set()  # nodes whose exporter is silent
 
     def read_warnings(self, names: Collection[HolderName]) -> Mapping[HolderName, Warned]:
         now = time.time() - 1.0  # later than the start of any holder
@@ -120,11 +122,20 @@ class SaidProofs:
     def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
         return {name: {self.pool: self.waiting} for name in names} if self.waiting else {}
 
+    def read_pending(self, pools: Collection[str]) -> Mapping[str, float]:
+        return dict.fromkeys(pools, self.waiting)
+
     def read_host_work(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, Work]]:
         return {name: Everywhere(self.works.get(name.name, AT_REST)) for name in names}
 
     def read_rest(self, namespace: str, pods: Collection[str], idle_s: float) -> Mapping[str, Work]:
         return {pod: self.beside.get(pod, AT_REST) for pod in pods}
+
+    def read_shown(self, names: Collection[HolderName]) -> Mapping[HolderName, Shown]:
+        return {name: shown for name, shown in self.shown.items() if name in names}
+
+    def read_fresh(self, nodes: Collection[str], within_s: float) -> set[str]:
+        return set(nodes) - self.silent
 
 
 class Everywhere(dict[str, Work]):

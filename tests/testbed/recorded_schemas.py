@@ -20,7 +20,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "openapi"
 VERSIONS = ("1.30.14", "1.31.14", "1.32.10", "1.33.6", "1.34.2", "1.35.0")  # the newest one runs in the tests
 KINDS = frozenset(
     (
-        *("ServiceAccount", "ConfigMap", "Service", "Pod", "DaemonSet", "Deployment", "Job"),
+        *("ServiceAccount", "ConfigMap", "Service", "Pod", "DaemonSet", "Deployment", "Job", "CronJob"),
         *("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"),
         *("NetworkPolicy", "PodDisruptionBudget", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
     )

@@ -21,20 +21,21 @@ IN_FILE = frozenset((
 ))  # fmt: skip
 HARMLESS = frozenset((
     "--alertmanager.filter", "--attribution.claims", "--attribution.kubelet.logs", "--attribution.kubelet.socket",
-    "--attribution.monitor", "--attribution.pod-uid", "--attribution.resource", "--attribution.slurm.gres-conf",
-    "--attribution.slurm.job-files", "--attribution.slurm.node", "--attribution.static", "--audit.file",
-    "--config.file", "--devices.replay", "--devices.scenario", "--directory", "--filter",
-    "--from.basic-auth.username", "--kubernetes.lease", "--output", "--path.cgroup", "--path.kmsg",
-    "--path.procfs", "--path.sysfs", "--pause.file", "--reason", "--source.basic-auth.username", "--source.matcher",
-    "--source.tls.ca", "--source.tls.cert", "--speed", "--state.directory", "--textfile.output", "--web.hosts",
-    "--web.listen-address", "--web.telemetry-path", "FILE", "HOLDER", "UUID",
+    "--attribution.monitor", "--attribution.pod-uid", "--attribution.reservation", "--attribution.resource", "--attribution.slurm.gres-conf",
+    "--attribution.slurm.job-files", "--attribution.slurm.node", "--attribution.static", "--audit.file", "--check",
+    "--config.file", "--currency", "--devices.replay", "--devices.scenario", "--directory", "--filter",
+    "--from.basic-auth.username", "--keep", "--kubernetes.lease", "--kubernetes.namespace", "--kubernetes.selector", "--mail.from", "--mail.smtp", "--mail.to", "--output", "--path.cgroup", "--path.kmsg",
+    "--path.procfs", "--path.sysfs", "--pause.file", "--policy", "--price", "--reason", "--records", "--rest", "--source.basic-auth.username", "--source.file", "--source.matcher",
+    "--source.tls.ca", "--source.tls.cert", "--speed", "--state.directory", "--textfile.output", "--top", "--web.hosts",
+    "--web.listen-address", "--web.telemetry-path", "FILE", "HOLDER", "NAME", "UUID",
 ))  # fmt: skip
 # Settings that are free texts. help_url and grafana are addresses that everybody reads: a password there is refused.
 HARMLESS_SETTINGS = frozenset((
     "actions.kinds", "actions.override", "diagnosis.without", "alerts.dcgm", "alerts.exclude", "alerts.grafana", "alerts.nvidia_smi",
     "alerts.pod_labels", "alerts.pool_label", "alerts.queue_label", "alerts.reconciler", "alerts.resources",
     "alerts.selector", "alerts.slurm_collector", "alerts.team_label", "attribution.slurm_pods", "policy.help_url",
-    "policy.pause_when",
+    "policy.pause_when", "policy.serving_kinds", "policy.serving_labels", "policy.system_namespaces",
+    "policy.tenant_label",
 ))  # fmt: skip
 # Variables without a flag that may contain one: of Slurm's commands, and of Python's HTTP client.
 VARIABLES = ("SLURM_JWT", "http_proxy")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import http.server
 import json
 import shutil
+import subprocess
 import threading
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from email import message_from_bytes
 from email.message import Message
 from email.policy import default as default_policy
@@ -36,6 +37,16 @@ def require(*programs: str) -> None:
         pytest.skip(reason)
 
 
+def write_history(directory: Path, lines: Iterable[str]) -> None:
+    """Write series into the folder in which a Prometheus begins. `lines`: in the OpenMetrics text format, with times."""
+    text = directory / "history.txt"
+    ordered = sorted(lines, key=lambda line: line.partition("{")[0])  # the lines of a family have to be together
+    text.write_text("\n".join(ordered) + "\n# EOF\n", encoding="utf-8")
+    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(text), str(directory / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 class Prometheus:
     """One server that scrapes the given targets (node name to host:port)."""
 
@@ -51,9 +62,10 @@ class Prometheus:
         scrape_configs: Sequence[Mapping[str, Any]] = (),
         port: int | None = None,
         flags: Sequence[str] = (),
+        program: str | Path = "prometheus",
     ) -> None:
         """`scrape_configs`: used instead of `targets` if given."""
-        require("prometheus")
+        require(str(program))
         directory.mkdir(parents=True, exist_ok=True)
         config: dict[str, Any] = {
             "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": "1s"},
@@ -77,7 +89,7 @@ class Prometheus:
         self.url = f"http://127.0.0.1:{port}"
         self.running = processes.start(
             [
-                "prometheus",
+                program,
                 f"--config.file={directory / 'prometheus.yaml'}",
                 f"--storage.tsdb.path={directory / 'data'}",
                 f"--web.listen-address=127.0.0.1:{port}",

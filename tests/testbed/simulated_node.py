@@ -116,9 +116,12 @@ class SimulatedNode:
         """Query the source once."""
         grants, owners = self.poller.poll(), self._seen_owners()
         ended = self.poller.take_ended()
-        resolution = self.state.on_poll(grants, self.placed(), owners, offers=self.offers, ended=ended)
+        reported = self.poller.reported()
+        resolution = self.state.on_poll(
+            grants, self.placed(), owners, offers=self.offers, ended=ended, reported=reported
+        )
         self.diagnosis.keep(allocation for allocation, _ in resolution.allocations)
-        self.poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted)
+        self.poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted, resolution.missed)
 
     def _seen_owners(self) -> Owners:
         return {

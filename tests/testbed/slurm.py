@@ -18,10 +18,13 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.testbed.chroots import debian_root
 from tests.testbed.odd_host import OddHost
 from tests.testbed.processes import Processes, Running, free_port, wait_for
-from tests.testbed.programs import fresh_entry
 from tests.testbed.servers import require
+from tests.testbed.slurm_record import PACKAGES as RECORD_PACKAGES
+from tests.testbed.slurm_record import PROGRAMS as RECORD_PROGRAMS
+from tests.testbed.slurm_record import start_slurmdbd
 
 GPUS = 4
 USER = "nobody"
@@ -44,39 +47,28 @@ PACKAGES = (
     "munge",
 )
 DEBIAN = {"24.11": "trixie", "26.05": "forky"}  # the Debian release with this Slurm
-# For a Debian release in development: its package lists are valid for a week, and a mirror may be older.
-UNDATED = '--aptopt=Acquire::Check-Valid-Until "false"'
+RECORDED = "24.11"  # the release that also has slurmdbd
 
 
 def chroot_of(release: str) -> Path | None:
     """The chroot with Slurm of this release, built once into the cache (about 20 s); None for the machine's (22.05)."""
     if release not in DEBIAN:
         return None
-    require("mmdebstrap")
-    if os.geteuid() != 0:
-        assert not os.environ.get("CI"), "CI runs the Slurm tests as root"
-        pytest.skip("a chroot needs root")
     suite = DEBIAN[release]
-    with fresh_entry(f"slurm-{suite}-2") as (target, making):
-        if making is not None:
-            root = making / "root"
-            packages = f"--include={','.join(PACKAGES)}"
-            command = ["mmdebstrap", "--quiet", "--variant=minbase", UNDATED, packages, suite, str(root)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-            assert done.returncode == 0, done.stderr[-2000:]
-            root.rename(target)
-    return target
+    if release == RECORDED:
+        return debian_root(f"slurm-{suite}-3", suite, (*PACKAGES, *RECORD_PACKAGES))
+    return debian_root(f"slurm-{suite}-2", suite, PACKAGES)
 
 
 class Layout(NamedTuple):
     """The nodes of a cluster and their GPUs. `{root}` is replaced by the cluster's directory in every text.
 
-    `gres`: of each node in slurm.conf. `conf`: gres.conf. `files`: more files beside it, by name; slurmd reads
+    `gres`: of each node in slurm.conf, unless the nodes differ (`gres_of`). `conf`: gres.conf. `files`: more files beside it, by name; slurmd reads
     fake_gpus.conf as the GPUs that NVML found. `settings`: lines of slurm.conf. `tracking`: its ProctrackType. `nodes`:
     number of nodes, all on this host. `devices`: more device files, by name. `ahead_s`: how many seconds the nodes'
     clock is ahead of slurmctld's clock. `configless`: slurmd gets its configuration from slurmctld; before that it
     supports only munge as authentication. Such a slurmd and munge need a chroot, for
-    their files in /run.
+    their files in /run. `recorded`: slurmdbd records the jobs, for sacct (only RECORDED has it).
     """
 
     gres: str = f"gpu:h100:{GPUS}"
@@ -88,6 +80,8 @@ class Layout(NamedTuple):
     devices: tuple[str, ...] = ()
     ahead_s: int = 0
     configless: bool = False
+    gres_of: tuple[str, ...] = ()
+    recorded: bool = False
 
 
 class Slurm:
@@ -180,9 +174,9 @@ class Slurm:
         self.controller = self._start_controller()
         wait_for(lambda: "UP" in self.attempt("scontrol", "ping").stdout, "slurmctld to answer")
 
-    def wait_until_registered(self) -> None:
-        """Wait until node n0 has registered with the new slurmctld, which reports no GPU of the node before that."""
-        text = ("scontrol", "show", "node", "n0")
+    def wait_until_registered(self, node: str = "n0") -> None:
+        """Wait until a node has registered with the new slurmctld, which reports no GPU of the node before that."""
+        text = ("scontrol", "show", "node", node)
         found = re.compile(r"SlurmdStartTime=\d")  # the value is "None" before
         wait_for(lambda: found.search(self.run(*text)), "the node to be registered")
 
@@ -202,7 +196,10 @@ class Slurm:
 
     def requeue(self, job: str) -> None:
         """End this run of a job; the job waits until `run_again`."""
-        self.run("scontrol", "requeuehold", job)
+        done = self.attempt("scontrol", "requeuehold", job)
+        if done.returncode:  # on a busy machine, the answer may be lost after slurmctld has done it
+            state = ("squeue", "-h", "-j", job, "-o", "%T")
+            wait_for(lambda: self.run(*state).strip() not in ("", "RUNNING", "COMPLETING"), done.stderr)
 
     def run_again(self, job: str) -> None:
         """Let a requeued job run. It may begin once the credential of its last run has expired (`AuthInfo`)."""
@@ -238,6 +235,8 @@ def start_slurm(processes: Processes, chroot: Path | None = None, layout: Layout
         host = _host_of_controller(root, layout.ahead_s)
         if layout.configless:
             _start_munge(processes, chroot, environment)
+        if layout.recorded:
+            start_slurmdbd(processes, root, environment)
         slurm = Slurm(
             root, environment, chroot is not None, lambda: processes.start(["slurmctld", "-D"], {**environment, **host})
         )
@@ -288,7 +287,7 @@ def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str
     owner: int | str = "slurm"
     if chroot is not None:
         (root / "bin").mkdir()
-        for command in (*COMMANDS, "munged"):
+        for command in (*COMMANDS, *RECORD_PROGRAMS, "munged"):
             wrapper = root / "bin" / command
             wrapper.write_text(IN_CHROOT.replace("{root}", str(chroot)).replace("{command}", command), encoding="utf-8")
             wrapper.chmod(0o755)
@@ -340,7 +339,8 @@ def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str
     lines = "".join(f"{key}={value}\n" for key, value in settings.items())
     for index in range(layout.nodes):
         place = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=8 RealMemory=2000"
-        lines += f"NodeName=n{index} {place} Gres={layout.gres} State=UNKNOWN\n"
+        gres = layout.gres_of[index] if layout.gres_of else layout.gres
+        lines += f"NodeName=n{index} {place} Gres={gres} State=UNKNOWN\n"
     if layout.configless:
         lines += "SlurmctldParameters=enable_configless\nAuthType=auth/munge\nCredType=cred/munge\n"
     lines += layout.settings.replace("{root}", str(root))

@@ -197,7 +197,7 @@ def test_products_import_each_other_only_as_the_table_says() -> None:
         ("agent.node.state", "gpu_exporter.diagnosis.loop"),
         ("agent.ledger.ring", "gpu_exporter.agent.node.state"),
         ("diagnosis.loop", "gpu_exporter.agent.node.view"),
-        ("reports.digest.read", "gpu_exporter.reconciler.cycle"),
+        ("reports.usage.tenants.read", "gpu_exporter.reconciler.cycle"),
         ("reconciler.cycle", "gpu_exporter.reconciler.actions.acts"),
         ("reconciler.kubernetes.marker", "gpu_exporter.reconciler.actions.acts"),
         ("agent.ledger.ring", "yaml"),

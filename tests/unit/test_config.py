@@ -76,6 +76,13 @@ def test_keys_override_the_defaults(tmp_path: Path) -> None:
         ),
         ("policy:\n  coverage_min: 90\n", ["c.yaml:2: policy.coverage_min: 90 is not a share between 0 and 1"]),
         (
+            "alerts:\n  dcgm_idle_max_ratio: 0.02\n",
+            [
+                "c.yaml:2: alerts.dcgm_idle_max_ratio: must be at most 0.01: more is work, and MIG instances have no "
+                "second witness"
+            ],
+        ),
+        (
             "identity:\n  user: sha1\n",
             ["c.yaml:2: identity.user: 'sha1' is not one of auto, name, uid, hmac, none"],
         ),

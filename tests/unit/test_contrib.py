@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import configparser
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 import gpu_exporter
+from gpu_exporter.agent.attribution.slurm.job_files import Filed, read_ended, read_job_files
+from gpu_exporter.cli.reports.digest import build_parser
 
 CONTRIB = Path(gpu_exporter.__file__).parent / "contrib"
 
@@ -37,15 +40,19 @@ def check(tmp_path: Path, status: int, drain: str = "", said: str = "") -> tuple
 @pytest.mark.parametrize(
     ("status", "said", "reason"),
     [
-        (3, "gpu-exporter: no GPU data: the driver is gone\n", "no GPU data: the driver is gone"),
-        (4, "gpu-exporter: partial: gpu 3 asks for a reset\n", "gpu 3 asks for a reset"),
+        (
+            3,
+            "gpu-exporter: no GPU data: the driver is gone\n"
+            "gpu-exporter: failed checks: lost: the driver is gone (check the driver)\n",
+            "lost: the driver is gone (check the driver)",
+        ),
         (
             4,
             "gpu-exporter: warning: old\ngpu-exporter: partial: gpu 0: fell off; $(reboot) 'x'\n"
-            "gpu-exporter: partial: slurm counts 4 GPUs here, but 3 answer\ngpu-exporter: partial: gpu 2: hung\n",
-            "gpu 0: fell off; $(reboot) 'x', and 2 more",
+            "gpu-exporter: failed checks: lost: gpu 0: fell off; $(reboot) 'x' (reboot the node)\n",
+            "lost: gpu 0: fell off; $(reboot) 'x' (reboot the node)",
         ),
-        (4, f"gpu-exporter: partial: gpu 0: {'x' * 999}\n", f"gpu 0: {'x' * 193}"),
+        (4, "gpu-exporter: partial: gpu 3 asks for a reset\n", "not all GPUs answer"),  # of another version
         (4, "", "not all GPUs answer"),
     ],
 )
@@ -89,9 +96,27 @@ def test_the_systemd_unit_has_the_documented_settings() -> None:
     assert not {"PrivateDevices", "ProtectProc", "PrivateNetwork", "PrivateUsers"} & service.keys()
 
 
+def test_the_timer_starts_the_digest_with_flags_that_the_command_has() -> None:
+    folder = CONTRIB / "systemd"
+    timer, service = configparser.RawConfigParser(strict=False), configparser.RawConfigParser(strict=False)
+    for unit, name in ((timer, "timer"), (service, "service")):
+        unit.optionxform = str  # type: ignore[assignment,method-assign]
+        unit.read(folder / f"gpu-exporter-digest.{name}", "utf-8")
+    assert dict(timer["Timer"]) == {"OnCalendar": "Mon 06:00", "Persistent": "yes"}
+    program, command, *flags = service["Service"]["ExecStart"].split()
+    assert (program, command, flags.pop()) == (
+        "/opt/gpu-exporter/bin/gpu-exporter",
+        "digest",
+        "$GPU_EXPORTER_DIGEST_FLAGS",
+    )
+    options = build_parser().read(flags)
+    assert options.output.parent == Path("/var/lib") / service["Service"]["StateDirectory"]
+    assert service["Service"]["Type"] == "oneshot" and "Install" not in service, "the timer alone starts it"
+
+
 def test_every_script_is_posix_and_executable() -> None:
     scripts = sorted(CONTRIB.rglob("*.sh"))
-    assert [script.name for script in scripts] == ["epilog.sh", "health.sh", "prolog.sh"]
+    assert [script.name for script in scripts] == ["epilog.sh", "health.sh", "mail.sh", "prolog.sh"]
     for script in scripts:
         assert script.read_text("utf-8").startswith("#!/bin/sh\n")
         assert script.stat().st_mode & 0o111 == 0o111
@@ -127,3 +152,72 @@ def test_the_prolog_gives_a_job_a_folder_for_its_training_and_the_epilog_removes
         assert run_script("epilog.sh", tmp_path, GPU_EXPORTER_TRAINING_FILES=bad) == 0
     assert run_script("prolog.sh", tmp_path, GPU_EXPORTER_TRAINING_FILES=str(training), SLURM_JOB_UID="") == 0
     assert not folder.exists()
+
+
+def test_64_prologs_and_epilogs_at_once_send_slurmctld_nothing_and_lose_no_job(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("mkdir", "date", "mv", "rm"):
+        (programs / name).symlink_to(shutil.which(name) or "")
+    asked = tmp_path / "asked"
+    for name in ("gpu-exporter", "sacct", "scontrol", "sinfo", "squeue", "srun"):
+        (programs / name).write_text(f'#!/bin/sh\necho "$0" >>{asked}\n', "utf-8")
+        (programs / name).chmod(0o755)
+    jobs = tmp_path / "jobs"
+
+    def run_all(script: str, ids: range) -> None:
+        command = ["/bin/sh", str(CONTRIB / "slurm" / script)]
+        given = {"PATH": str(programs), "SLURM_JOB_GPUS": "0,1", "GPU_EXPORTER_JOB_FILES": str(jobs)}
+        started = [
+            subprocess.Popen(command, env={**given, "SLURM_JOB_ID": str(job), "SLURM_JOB_USER": 128 * "u"})
+            for job in ids
+        ]
+        assert {each.wait(60) for each in started} == {0}
+
+    waves = [range(first, first + 64) for first in range(1, 321, 64)]
+    for wave in waves:
+        run_all("prolog.sh", wave)
+        run_all("epilog.sh", wave)
+        ended = read_ended(jobs, {})
+        assert {int(each.job_id) for each in ended.jobs} >= set(wave), "all jobs of the wave"
+        assert read_job_files(jobs) == Filed({})
+    files = list((jobs / ".ended").iterdir())
+    assert 256 <= len(files) < 256 + 64 and len(files) == len(ended.jobs)
+    assert max(path.stat().st_size for path in files) < 1024
+    assert not asked.exists()
+
+
+@pytest.mark.parametrize(
+    ("subject", "asked"),
+    [
+        ("Slurm Job_id=104 Name=fit Ended, Run time 00:00:05, COMPLETED, ExitCode 0", "104"),
+        ("Slurm Array Summary Job_id=16_* (16) Name=fit Ended, COMPLETED, ExitCode [0-0]", "16"),
+        ("Slurm Array Task Job_id=16_3 (19) Name=fit Failed, Run time 00:00:05, FAILED", "16_3"),
+        ("Slurm Job_id=104 Name=fit Began, Queued time 00:00:01", ""),
+        ("Slurm Array Summary Job_id=2_* (2) Name=fit Began", ""),
+        ("Slurm Job_id=104 Name=Job_id=7 Ended, Run time 00:00:05", "104"),
+        ("Name=Slurm Job_id=7 Ended", ""),
+        ("Slurm Job_id=$(touch x) Ended", ""),
+        ("", ""),
+    ],
+)
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_mail_of_slurm_about_the_end_of_a_job_has_its_line(
+    tmp_path: Path, subject: str, asked: str, status: int
+) -> None:
+    """A report that fails costs the line, never the mail."""
+    programs = {
+        "gpu-exporter": f'echo "$*" >>{tmp_path}/asked; [ {status} = 0 ] && echo "job: 7% used"; exit {status}',
+        "mail": f'{{ printf "%s|" "$@"; cat; }} >{tmp_path}/sent',
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n", "utf-8")
+        (tmp_path / name).chmod(0o755)
+    command = ["sh", str(CONTRIB / "slurm" / "mail.sh"), "-s", subject, "erin"]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(command, env=environment, input="body\n", text=True, check=True, timeout=30, cwd=tmp_path)
+    line = "job: 7% used\n" if asked and status == 0 else ""
+    assert (tmp_path / "sent").read_text("utf-8") == f"-s|{subject}|erin|body\n{line}"
+    shown = (tmp_path / "asked").read_text("utf-8") if (tmp_path / "asked").exists() else ""
+    assert shown == (f"job {asked} --format=line\n" if asked else "")
+    assert not (tmp_path / "x").exists()

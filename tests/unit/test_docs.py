@@ -54,8 +54,8 @@ FOREIGN_NAMES = {  # fields, and no metrics
 }
 STATE_FILES = {"identity.key"}
 FOREIGN_FLAGS = {
-    "--all", "--check", "--create-namespace", "--clusters", "--comment", "--compressed", "--dry-run", "--file", "--flaml", "--gres",
-    "--help", "--json", "--local", "--namespace", "--no-hooks", "--output", "--output-dir", "--overwrite", "--reuse-values", "--set", "--show-labels", "--set-file",
+    "--all", "--check", "--create-namespace", "--clusters", "--comment", "--compressed", "--dry-run", "--file", "--find-links", "--flaml", "--gres",
+    "--help", "--json", "--local", "--namespace", "--no-hooks", "--no-index", "--output", "--output-dir", "--overwrite", "--reuse-values", "--set", "--show-labels", "--set-file",
     "--strict", "--update-golden", "--values", "--version", "--web.config.file", "--wait",
 }  # fmt: skip
 
@@ -177,7 +177,7 @@ def test_extras_that_are_named_exist() -> None:
 
 def test_variables_that_are_named_exist() -> None:
     own = {variable for parser in parsers().values() for variable in (*parser.settings, *parser.verbs)}
-    scripts = {"GPU_EXPORTER_DRAIN", "GPU_EXPORTER_JOB_FILES", "GPU_EXPORTER_TRAINING_FILES", "GPU_EXPORTER_TRAINING_DIR", "GPU_EXPORTER_COLLECTOR_FLAGS", "GPU_EXPORTER_PORT",
+    scripts = {"GPU_EXPORTER_DRAIN", "GPU_EXPORTER_JOB_FILES", "GPU_EXPORTER_TRAINING_FILES", "GPU_EXPORTER_TRAINING_DIR", "GPU_EXPORTER_COLLECTOR_FLAGS", "GPU_EXPORTER_DIGEST_FLAGS", "GPU_EXPORTER_JOB_FLAGS", "GPU_EXPORTER_PORT",
                "GPU_EXPORTER_SERVICE_HOST", "GPU_EXPORTER_RECONCILE", "GPU_EXPORTER_SLURM_COLLECTOR", "GPU_EXPORTER_RESTARTED", "GPU_EXPORTER_APPLY"}  # fmt: skip
     wrong = [
         f"{where}: {name}"
@@ -261,3 +261,9 @@ def test_every_decision_is_in_the_index_and_those_that_were_changed_say_by_which
         assert text.splitlines()[0] == f"# {title}"
         changed = re.search(r"^\*\*Changed\*\* by \[decision (\d+)\]", text, re.M)
         assert status.startswith(f"changed by [{changed[1]}]") if changed else status == "holds"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_yaml_on_pages_is_valid(page: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert all(list(yaml.safe_load_all(block)) for block in blocks)

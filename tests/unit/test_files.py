@@ -100,7 +100,7 @@ def test_a_directory_in_which_every_user_may_rename_or_make_files_is_refused(
     directory.chmod(permissions)
 
     def expected(accepted: bool) -> contextlib.AbstractContextManager[object]:
-        refusal = f"every user may write in it .mode {permissions:04o}.: chmod o-w"
+        refusal = f"every user can write in it .mode {permissions:04o}.: chmod o-w"
         return contextlib.nullcontext() if accepted else pytest.raises(PermissionError, match=refusal)
 
     with expected(textfile):
@@ -124,7 +124,7 @@ def test_a_directory_of_state_that_belongs_to_another_user_is_read_by_tools_and_
     os.chown(directory, 1234, -1)
     os.chown(path, 1234, -1)
     assert read_kept(path, 10) == b"{}"
-    with pytest.raises(PermissionError, match="belongs to another user .uid 1234., who may write in it: chown"):
+    with pytest.raises(PermissionError, match="belongs to another user .uid 1234., who can write in it: chown"):
         make_directory(directory)
     os.chown(path, 1235, -1)
     with pytest.raises(PermissionError, match="uid 1235"):

@@ -231,7 +231,7 @@ def test_windows_are_grafanas_but_for_the_deliberate_ones(name: str, expression:
         allowed = {
             "rate": {"$__rate_interval"},
             "increase": {"$__range", state_window},
-            "last_over_time": {"$__range:30m", lately},
+            "last_over_time": {"$__range:30m", lately, "$__range"},  # the last one of a single holder
             "sum_over_time": {"$__range", "$__range:30m"},  # of recordings; the latter each look back over 30 minutes
             "max_over_time": {"$__range:30m"},
         }

@@ -100,7 +100,7 @@ def test_a_log_record_is_one_line_without_escapes(name: str, formatter: logging.
 
 def test_long_names_with_the_same_beginning_are_two_series() -> None:
     names = ["x" * 300 + end for end in ("a", "b")]
-    family = Family("a", "gauge", "h")
+    family = Family("a", "h")
     text = TextRenderer().render([Series(family, ("pod",), [((name,), 1.0) for name in (*names, "\ud83d", "\ud83e")])])
     (read,) = parse_text(text.encode().decode())
     labels = [sample.labels["pod"] for sample in read.samples]

@@ -32,7 +32,7 @@ policies:
   coverage_min: 0.95
   new_marks_max: 2
 - name: night
-  match: {partitions: [debug], accounts: [phys*], qos: [low], users: [ada]}
+  match: {partitions: [debug], accounts: [phys*], qos: [low], users: [ada], job_names: [jupyter*], reservations: [c-1]}
   interactive_after: 8h
   ceiling: candidate
 - name: others
@@ -59,7 +59,14 @@ def test_each_key_of_a_policy_is_read(tmp_path: Path) -> None:
     over = lab.over(Policy())
     assert (over.candidate_after, over.underused_after, over.startup_grace) == (1800.0, 2700.0, 600.0)
     assert (over.coverage_min, over.new_marks_max, over.interactive_after) == (0.95, 2, Policy().interactive_after)
-    assert night.match == Match(partitions=("debug",), accounts=("phys*",), qos=("low",), users=("ada",))
+    assert night.match == Match(
+        partitions=("debug",),
+        accounts=("phys*",),
+        qos=("low",),
+        users=("ada",),
+        job_names=("jupyter*",),
+        reservations=("c-1",),
+    )
     assert (night.ceiling, night.over(Policy()).interactive_after) == ("candidate", 8 * 3600.0)
     assert (others.match, others.exempt) == (Match(), "on trial: nothing is marked yet")
 
@@ -123,8 +130,8 @@ def test_printed_policies_are_read_back_and_match_the_published_schema(tmp_path:
         (
             "policies:\n- name: a\n  match: {labels: {a: b}, users: [ada]}\n",
             [
-                "c.yaml:2: policies[0]: nothing matches: namespaces, owner_kinds, labels are of pods, partitions, accounts, "
-                "qos, users of jobs"
+                "c.yaml:2: policies[0]: matches nothing: pods have namespaces, owner_kinds, labels, jobs partitions, "
+                "accounts, qos, users, job_names, reservations"
             ],
         ),
         (
@@ -135,12 +142,12 @@ def test_printed_policies_are_read_back_and_match_the_published_schema(tmp_path:
             "policies:\n- name: a\n- name: a\n  match: {mig: true}\n",
             [
                 "c.yaml:3: policies[1]: the name a is given twice",
-                "c.yaml:3: policies[1]: is never reached, since a before it matches all holders",
+                "c.yaml:3: policies[1]: is never reached, because a before it matches all holders",
             ],
         ),
         (
             "policies:\n- name: policy\n",
-            ["c.yaml:2: policies[0]: the name policy belongs to the section, which decides if no policy matches"],
+            ["c.yaml:2: policies[0]: the name policy is reserved: it means the section"],
         ),
         ("policies: []\npolicies: []", ["c.yaml:2: policies: given twice"]),
         ("policy: {}\npolicy: {}", ["c.yaml:2: policy: given twice"]),
@@ -162,7 +169,14 @@ def test_every_fault_of_a_policy_is_reported_with_its_line(tmp_path: Path, text:
 def test_the_example_in_the_docs_is_a_valid_configuration(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "reconciler.md").read_text("utf-8")
     rules = rules_of(text.partition("```yaml\npolicies:")[2].partition("```")[0].join(["policies:", ""]), tmp_path)
-    assert [rule.name for rule in rules] == ["teaching", "expensive", "debug", "others-are-only-warned"]
+    assert [rule.name for rule in rules] == [
+        "teaching",
+        "courses",
+        "notebooks",
+        "expensive",
+        "debug",
+        "others-are-only-warned",
+    ]
 
 
 def test_too_many_policies_are_refused(tmp_path: Path) -> None:

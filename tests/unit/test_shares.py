@@ -43,9 +43,12 @@ PROFILES = {
         ("NVIDIA A30-24C", 4, 4),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 4, 4),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 4, 4),
+        ("NVIDIA RTX PRO 5000 Blackwell", 2, 2),
+        ("NVIDIA RTX PRO 4500 Blackwell Server Edition", 2, 2),
         ("NVIDIA RTX A3000 Laptop GPU", 7, 8),
         ("NVIDIA RTX 6000 Ada Generation", 7, 8),
         ("NVIDIA H100 80GB HBM3", 7, 8),
+        ("NVIDIA GB300", 7, 8),
     ],
 )
 def test_the_slices_of_a_board_follow_from_the_full_product_name(name: str, slices: int, memory_slices: int) -> None:

@@ -65,7 +65,7 @@ def test_nothing_is_published_before_everything_was_checked() -> None:
     assert pushers == {"images", "manifests", "publish"}
     assert all(agreed & {name, *needed(name)} for name in pushers), "a maintainer agrees before the first push"
     assert {"build", "images", "manifests", "provenance"} <= needed("publish")
-    assert list(STEPS) == ["pictures", "download", "dist", "chart", "sbom", "use", "images", "sums"], (
+    assert list(STEPS) == ["pictures", "download", "dist", "packages", "chart", "sbom", "use", "images", "sums"], (
         "the order in which a release is made"
     )
 

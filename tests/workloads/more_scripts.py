@@ -256,20 +256,17 @@ def an_api_process_before_an_engine_with_few_requests(place: Place) -> None:
 
 @script(hard=True, host_cpus=8)
 def an_engine_polls_for_its_few_requests(place: Place) -> None:
-    requests = FORK.SimpleQueue()
-    _start(_front_end, requests, 0.2, 0.01)
-    place.device.open_context()
-    while True:
-        if not requests.empty():
-            requests.get()
-            place.device.launch(0.05)
-            place.device.synchronize()
+    _poll_for_requests(place, 0.2)
 
 
 @script(hard=True, host_cpus=8)
 def a_server_polls_and_has_no_requests_at_night(place: Place) -> None:
+    _poll_for_requests(place, 1e6)
+
+
+def _poll_for_requests(place: Place, pause_s: float) -> None:
     requests = FORK.SimpleQueue()
-    _start(_front_end, requests, 1e6, 0.01)
+    _start(_front_end, requests, pause_s, 0.01)
     place.device.open_context()
     while True:
         if not requests.empty():

@@ -1,1 +1,1 @@
-"""The agent of a node: reads its GPUs and who holds them, counts their use, and publishes metrics."""
+"""The agent of a node: reads its GPUs, finds their holders, counts their use, and publishes metrics."""

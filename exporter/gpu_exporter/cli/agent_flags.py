@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_exporter.agent.collectors.names import COLLECTORS
-from gpu_exporter.cli.arguments import duration, file_mode
-from gpu_exporter.cli.parser import Parser, add_config, add_logging, add_resources, add_web_config
+from gpu_exporter.cli.arguments import checked, duration, file_mode
+from gpu_exporter.cli.parser import Parser, add_general, add_resources, add_web_config
+from gpu_exporter.common.model.holders import RESERVATION_NAMESPACES
 
 if TYPE_CHECKING:
     from gpu_exporter.common.address import Address
@@ -20,7 +21,7 @@ DEFAULT_STATE = "/var/lib/gpu-exporter"
 
 
 def add_agent_flags(parser: Parser) -> None:
-    """Adds the flags that the daemon, `--once` and `holders` share: where GPUs, holders and files are."""
+    """Adds the flags for GPUs, holders and paths, which the daemon, `--once` and `holders` share."""
     table = "\n".join(f"  {name:16} {'on ' if on else 'off'}  {what}" for name, (on, what) in COLLECTORS.items())
     parser.section("collectors", f"--[no-]collector.NAME:\n{table}")
     for name, (on, _) in COLLECTORS.items():
@@ -31,13 +32,13 @@ def add_agent_flags(parser: Parser) -> None:
         dest="xid_kmsg",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="also read XIDs from the kernel log; needs CAP_SYSLOG",
-        more="NVML has no event for some XIDs, such as 62.",
+        help="also read XIDs and SXids from the kernel log; needs CAP_SYSLOG",
+        more="NVML reports neither SXids nor some XIDs, such as 62.",
     )
     _add_pod_sources(parser)
     _add_slurm_sources(parser)
     parser.section("devices and paths")
-    parser.flag("--devices.scenario", dest="scenario", type=Path, default=None, help="simulate the node of this file")
+    parser.flag("--devices.scenario", dest="scenario", type=Path, help="simulate the node of this file")
     parser.flag(
         "--devices.replay",
         dest="replay",
@@ -45,15 +46,14 @@ def add_agent_flags(parser: Parser) -> None:
         at_commas=True,
         type=Path,
         metavar="FILE",
-        help="replay a log of nvidia-smi or a recording; repeat it",
+        help="replay a log of nvidia-smi or a recording; can be repeated",
         more="One log for each GPU, or one file of `gpu-exporter record` for the node.",
     )
     parser.flag(
         "--state.directory",
-        dest="state_directory",
         default=DEFAULT_STATE,
         metavar="DIR",
-        help=f"where counters survive a restart, '' for none (default {DEFAULT_STATE})",
+        help=f"directory that keeps counters across restarts, '' for none (default {DEFAULT_STATE})",
     )
     for name, dest, default, what in (
         ("sysfs", "sysfs", "/sys", "the kernel's list of the PCI bus"),
@@ -69,18 +69,15 @@ def add_agent_flags(parser: Parser) -> None:
             metavar="PATH",
             help=f"{what} (default {default})",
         )
-    parser.section("general")
-    add_config(parser)
-    add_logging(parser)
+    add_general(parser)
 
 
 def _add_pod_sources(parser: Parser) -> None:
-    parser.section("who holds which GPU")
+    parser.section("holders of GPUs")
     parser.flag(
         "--attribution.kubelet",
         dest="kubelet",
         action=argparse.BooleanOptionalAction,
-        default=None,
         help="ask the kubelet (default: if it has a socket)",
     )
     parser.flag(
@@ -88,7 +85,7 @@ def _add_pod_sources(parser: Parser) -> None:
         dest="kubelet_socket",
         type=Path,
         default=Path(DEFAULT_SOCKET),
-        help=f"socket of its PodResources API (default {DEFAULT_SOCKET})",
+        help=f"socket of the kubelet's PodResources API (default {DEFAULT_SOCKET})",
     )
     parser.flag(
         "--attribution.kubelet.logs",
@@ -97,7 +94,7 @@ def _add_pod_sources(parser: Parser) -> None:
         default=Path(DEFAULT_LOGS),
         metavar="DIR",
         help=f"log directories of the pods (default {DEFAULT_LOGS})",
-        more="The kubelet's answer has no UIDs; the names of these directories have them.",
+        more="Their names contain the pods' UIDs, which the kubelet does not report.",
     )
     add_resources(parser)
     parser.flag(
@@ -106,19 +103,25 @@ def _add_pod_sources(parser: Parser) -> None:
         action="append",
         at_commas=True,
         metavar="NS/REGEX",
-        help="pods that only watch GPUs; repeat it",
-        more="Pods with adminAccess claims see all GPUs: a namespace, and a regular expression for the pods' "
-        "names in it. Those of NVIDIA's GPU operator are known.",
+        help="pods that watch GPUs without using them; can be repeated",
+        more="For pods with adminAccess claims. REGEX matches their names. NVIDIA's GPU operator needs no entry.",
+    )
+    parser.flag(
+        "--attribution.reservation",
+        dest="reservations",
+        action="append",
+        at_commas=True,
+        metavar="NAMESPACE",
+        help="namespace whose pods only reserve GPUs; can be repeated",
+        more=f"Tenants must not be able to create pods in it. {' and '.join(RESERVATION_NAMESPACES)} need no entry.",
     )
     parser.flag(
         "--attribution.claims",
         dest="claims",
         type=Path,
-        default=None,
         metavar="DIR",
         help="directory of the DRA driver's kubelet plugin (default: none)",
-        more="Its checkpoint tells which resource claims have adminAccess, e.g. "
-        "/var/lib/kubelet/plugins/gpu.nvidia.com.",
+        more="Its checkpoint shows claims with adminAccess, e.g. in /var/lib/kubelet/plugins/gpu.nvidia.com.",
     )
     parser.flag(
         "--attribution.pod-uid",
@@ -126,20 +129,16 @@ def _add_pod_sources(parser: Parser) -> None:
         default="",
         metavar="UID",
         help="UID of the exporter's own pod (default: from /proc/self/cgroup)",
-        more="The host's cgroups tell that a pod has ended only if they show the exporter's own pod.",
+        more="With this UID, the exporter finds out from cgroups which pods have ended.",
     )
     parser.flag(
         "--attribution.process",
         dest="process",
         action=argparse.BooleanOptionalAction,
-        default=None,
         help="compare holders with processes (default: if /proc is the host's)",
-        more="If a process on a GPU contradicts the scheduler, the GPU's holder becomes unknown, never idle. "
-        "The default is on if --path.procfs shows the host's processes.",
+        more="If a process contradicts the scheduler, the GPU's holder is unknown, never idle.",
     )
-    parser.flag(
-        "--attribution.static", dest="static", type=Path, default=None, help="YAML file that lists who holds what"
-    )
+    parser.flag("--attribution.static", dest="static", type=Path, help="YAML file that lists the holders of GPUs")
 
 
 def _add_slurm_sources(parser: Parser) -> None:
@@ -147,7 +146,6 @@ def _add_slurm_sources(parser: Parser) -> None:
         "--attribution.slurm",
         dest="slurm",
         action=argparse.BooleanOptionalAction,
-        default=None,
         help="ask Slurm (default: if slurm.conf or slurmd is here)",
     )
     parser.flag(
@@ -161,28 +159,24 @@ def _add_slurm_sources(parser: Parser) -> None:
         "--attribution.slurm.gres-conf",
         dest="slurm_gres_conf",
         type=Path,
-        default=None,
         help="gres.conf as slurmd reads it (default: beside slurm.conf)",
-        more="Or slurmd's own copy, if Slurm is configless.",
+        more="With configless Slurm, give slurmd's own copy.",
     )
     parser.flag(
         "--attribution.slurm.job-files",
         dest="slurm_job_files",
         type=Path,
-        default=None,
         metavar="DIR",
-        help="files of the prolog (default: /run/gpu-exporter/jobs if it is there)",
-        more="Files of our prolog, of jobstats (gpustat) or of dcgm-exporter (hpc-job-mapping-dir).",
+        help="files of the prolog (default: /run/gpu-exporter/jobs if that directory exists)",
+        more="gpu-exporter, jobstats (gpustat) and dcgm-exporter (hpc-job-mapping-dir) write such files.",
     )
     parser.address(
         "--attribution.slurm.collected",
         _parse_collected,
         "",
         dest="slurm_collected",
-        default=None,
         metavar="PLACE",
-        help="directory or URL of a slurm-collector, in place of slurmctld",
-        more="This node then never asks slurmctld.",
+        help="directory or URL of a slurm-collector, which this node asks instead of slurmctld",
     )
 
 
@@ -198,10 +192,9 @@ def _parse_collected(text: str) -> Address | Path | None:
 def add_form_flags(parser: Parser) -> None:
     """Adds the flags for printing one reading. They request an action, so they have no environment variables."""
     forms = ("prometheus", "openmetrics", "json", "table", "holders")
-    parser.flag("--once", action="store_true", default=False, is_verb=True, help="print one reading and exit")
+    parser.flag("--once", action="store_true", is_verb=True, help="print one reading and exit")
     parser.flag(
         "--format",
-        dest="format",
         choices=forms,
         default="prometheus",
         is_verb=True,
@@ -210,29 +203,20 @@ def add_form_flags(parser: Parser) -> None:
     )
     parser.flag(
         "--check",
-        dest="check",
-        choices=("all", "devices"),
-        metavar="WHAT",
-        default="all",
+        type=checked("gpu_exporter.agent.exposition.checks", "parse_checks"),
+        metavar="CHECKS",
         is_verb=True,
-        help="failures that set the exit code: all (default) or devices",
-        more="devices leaves out sources of holders, as a node's health check should.",
+        help="failures that set the exit code: all (default), devices, or a list",
+        more="For a node's health check, use devices, or a list of the [checks](slurm.md#health-check) such as "
+        "lost,xid: they ignore sources of holders.",
     )
 
 
 def add_waiting_flags(parser: Parser) -> None:
-    """Adds the flags for where a reading is written, and how long it may take."""
-    parser.flag(
-        "--output",
-        dest="output",
-        type=Path,
-        default=None,
-        is_verb=True,
-        help="write to this file, by rename",
-    )
+    """Adds the flags for the output file of a reading, and for its time limit."""
+    parser.flag("--output", type=Path, is_verb=True, help="write to this file (atomically)")
     parser.flag(
         "--timeout",
-        dest="timeout",
         type=duration,
         default="10s",
         is_verb=True,
@@ -241,7 +225,7 @@ def add_waiting_flags(parser: Parser) -> None:
 
 
 def add_daemon_flags(parser: Parser) -> None:
-    """Adds the flags for how the daemon publishes its data."""
+    """Adds the flags that only the daemon has: for its server, its socket, its textfile, and a new driver."""
     parser.section("serving")
     parser.flag(
         "--web.listen-address",
@@ -264,9 +248,8 @@ def add_daemon_flags(parser: Parser) -> None:
         action="append",
         at_commas=True,
         metavar="NAME",
-        help="further host name of the server; repeat it",
-        more="Page and JSON answer requests for addresses, names without a dot, cluster Services and this "
-        "host's name; to others they answer 421, against DNS rebinding.",
+        help="further host name of the server; can be repeated",
+        more="Page and JSON answer 421 to unknown names (docs/interfaces.md).",
     )
     parser.flag(
         "--web.socket-mode",
@@ -275,30 +258,21 @@ def add_daemon_flags(parser: Parser) -> None:
         default="0660",
         metavar="MODE",
         help="file mode of the socket that --once asks (default 0660)",
-        more="With 0660 the exporter's user and group can read it, with 0666 every user.",
+        more="0660: the exporter's user and group; 0666: every user.",
     )
-    parser.flag(
-        "--textfile.output",
-        dest="textfile",
-        type=Path,
-        default=None,
-        help="write a file for node_exporter in place of HTTP",
-    )
+    parser.flag("--textfile.output", dest="textfile", type=Path, help="write a file for node_exporter in place of HTTP")
     parser.flag(
         "--textfile.interval",
-        dest="textfile_interval",
         type=duration,
         default="60s",
         help="time between two writes of that file (default 60s)",
-        more="At most 60s: the reconciler accepts a sample until it is four intervals old.",
+        more="At most 60s.",
     )
     parser.flag(
         "--driver.changed",
-        dest="driver_changed",
         choices=("auto", "exit", "restart"),
         metavar="WHAT",
         default="auto",
-        help="reaction to a new driver: exit, restart or auto (default auto)",
-        more="exit ends the process with status 5, restart replaces it by a new one; auto exits in a "
-        "container and else restarts.",
+        help="what to do when the driver is replaced: exit, restart or auto (default)",
+        more="exit: with status 5. auto: exit in a container, otherwise restart.",
     )

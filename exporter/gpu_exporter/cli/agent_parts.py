@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from gpu_exporter.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpu_exporter.agent.attribution.processes import ProcessOwners
     from gpu_exporter.agent.attribution.source import Source
     from gpu_exporter.agent.collectors.contract import Collector
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from gpu_exporter.agent.runtime.surroundings import HostReader
     from gpu_exporter.common.clock import Clock
     from gpu_exporter.common.config.defaults import Settings
+    from gpu_exporter.common.model.holders import PastEnds
     from gpu_exporter.common.vendor import Vendor
     from gpu_exporter.diagnosis.host.loop import HostLoop
     from gpu_exporter.diagnosis.training.files import TrainingPlaces
@@ -47,12 +50,23 @@ def build_backend(
 
 
 def build_sources(
-    parser: Parser, options: argparse.Namespace, clock: Clock, settings: Settings, vendor: Vendor, state: Path | None
+    parser: Parser,
+    options: argparse.Namespace,
+    clock: Clock,
+    settings: Settings,
+    vendor: Vendor,
+    state: Path | None,
+    recall: Callable[[], PastEnds | None] | None = None,
 ) -> list[Source]:
-    """The attribution sources that the flags request, or that this host has. `state`: the state directory in use."""
+    """Builds the attribution sources that the flags request, or that this host has.
+
+    `state`: the state directory in use. `recall`: as in SlurmOptions.
+    """
+    from gpu_exporter.agent.attribution.processes import ProcessOwners
     from gpu_exporter.agent.attribution.registry import SourceOptions, find_sources
     from gpu_exporter.diagnosis.host.cgroups import Cgroups
 
+    cgroups = Cgroups(options.cgroup)
     asked = SourceOptions(
         timeout_s=settings.attribution.timeout,
         empty_confirm_s=settings.attribution.empty_confirm,
@@ -69,11 +83,15 @@ def build_sources(
         slurm_collected=options.slurm_collected,
         procfs=options.procfs,
         monitors=options.monitors,
+        reservations=options.reservations,
         claims=options.claims,
         pod_uid=options.pod_uid,
-        find_pods=Cgroups(options.cgroup).list_pods if options.cgroup.is_dir() else None,
+        find_pods=cgroups.list_pods if options.cgroup.is_dir() else None,
         state=state,
         keeps_state=not options.once,
+        list_inside=cgroups.list_pods_inside,
+        recall=recall,
+        list_running=ProcessOwners(options.procfs, clock).list_pods if options.process is not False else lambda: None,
     )
     try:
         return find_sources(asked, clock, vendor)
@@ -84,8 +102,8 @@ def build_sources(
 def build_processes(
     parser: Parser, options: argparse.Namespace, backend: Backend, clock: Clock
 ) -> ProcessOwners | None:
-    """Builds the reader of the owners of processes on the GPUs; None if it is switched off, or if this host does not
-    show the owners.
+    """Builds the reader that finds the owners of processes on GPUs; None if it is off, or if this host does not show
+    owners.
     """
     if options.process is False or not backend.is_live:
         return None  # neither a scenario nor a recording has processes of this host
@@ -96,8 +114,8 @@ def build_processes(
         return owners
     if options.process:
         parser.fail(
-            f"--attribution.process: {options.procfs} does not show the host's processes, but the driver reports the "
-            "host's pids; run with hostPID, name the host's /proc with --path.procfs, or leave the flag out"
+            f"--attribution.process: {options.procfs} does not show the host's processes; run with hostPID, "
+            "name the host's /proc with --path.procfs, or leave the flag out"
         )
     return None
 
@@ -107,7 +125,8 @@ def build_host(
 ) -> HostLoop | None:
     """Builds the reader of holders' activity on this host; None without cgroups, or if the GPUs are not in this host.
 
-    `with_files`: as in EvidenceReader. `with_training`: also reads the reports that jobs write about their training.
+    `with_files`: also reads the processes' open files, which needs the right to trace processes. `with_training`: also
+    reads the reports that jobs write about their training.
     """
     if not (backend.is_live and options.cgroup.is_dir()):
         return None
@@ -133,7 +152,7 @@ def build_host(
 
 
 def _find_trainings(options: argparse.Namespace) -> TrainingPlaces:
-    """The directories where jobs write about their training: beside the kubelet's socket and the prolog's job files."""
+    """Returns the directories with training reports: in the kubelet's directory, and beside the prolog's job files."""
     from gpu_exporter.agent.attribution.slurm.job_files import DEFAULT_PLACE
     from gpu_exporter.diagnosis.training.files import TrainingPlaces
 

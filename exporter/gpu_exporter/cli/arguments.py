@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
+from typing import Any
 
 
 def file_mode(text: str) -> int:
@@ -24,7 +26,7 @@ def duration(text: str) -> float:
 
 
 def positive_duration(text: str) -> float:
-    """A duration above 0, in seconds."""
+    """Converts a duration above 0 to seconds."""
     seconds = duration(text)
     if seconds <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} must be above 0")
@@ -46,3 +48,17 @@ def moment(text: str) -> float:
     if when.timestamp() > SYSTEM_CLOCK.wall():
         raise argparse.ArgumentTypeError(f"{text!r} is in the future")
     return when.timestamp()
+
+
+def checked(module: str, name: str) -> Callable[[str], Any]:
+    """Converts text by a function that may raise ValueError. Its module is imported only if the flag is given."""
+
+    def convert(text: str) -> Any:
+        from importlib import import_module
+
+        try:
+            return getattr(import_module(module), name)(text)
+        except ValueError as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from exc
+
+    return convert

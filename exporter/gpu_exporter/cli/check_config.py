@@ -9,10 +9,9 @@ from gpu_exporter.cli.parser import Parser, add_format, add_help, read_config
 
 
 def build_parser() -> Parser:
-    """Flags of `check-config`."""
     parser = Parser(
         "check-config",
-        "Check a configuration file and print what is in force.",
+        "Check a configuration file and print the settings in force.",
         usage="gpu-exporter check-config FILE [FLAGS]",
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="YAML file")
@@ -22,7 +21,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Prints the configuration; the exit code."""
+    """Prints the configuration. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     config = read_config(parser, options.file)

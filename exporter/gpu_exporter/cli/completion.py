@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
+from gpu_exporter.cli.contrib import FOLDER
 from gpu_exporter.cli.parser import Parser, add_help
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "contrib" / "completion"
+SCRIPTS = FOLDER / "completion"
 SHELLS = {"bash": "gpu-exporter.bash", "zsh": "_gpu-exporter"}
 
 
 def build_parser() -> Parser:
-    """Flags of `completion`."""
     parser = Parser(
         "completion",
-        "Print the completion of a shell.\n\n"
+        "Print the completion script for a shell.\n\n"
         "  bash: gpu-exporter completion bash > /etc/bash_completion.d/gpu-exporter\n"
         "  zsh:  gpu-exporter completion zsh > /usr/share/zsh/site-functions/_gpu-exporter",
         usage="gpu-exporter completion SHELL",
@@ -26,7 +25,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Prints the script; the exit code."""
+    """Prints the script. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     try:

@@ -11,7 +11,6 @@ PIPED_S = 60.0  # how long the demo lasts without a terminal, where no user can 
 
 
 def build_parser() -> Parser:
-    """Flags of `demo`."""
     parser = Parser("demo", "Simulate a node on a fast clock, with the reconciler's dry run. Needs no GPU.")
     parser.flag(
         "--web.listen-address",
@@ -21,15 +20,13 @@ def build_parser() -> Parser:
         help="address of the status page (default 127.0.0.1, free port)",
     )
     parser.flag("--speed", type=float, default=180.0, help="simulated seconds in a real second (default 180)")
-    parser.flag(
-        "--duration", type=duration, default=None, help="end after this time (default: 60s, never at a terminal)"
-    )
+    parser.flag("--duration", type=duration, help="end after this time (default: 60s; in a terminal, no limit)")
     add_help(parser)
     return parser
 
 
 def run(given: list[str]) -> int:
-    """Simulates until Ctrl-C or the end; the exit code."""
+    """Simulates until Ctrl-C or the end. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     from gpu_exporter.cli.run_demo import run_demo

@@ -27,8 +27,9 @@ class Items(argparse.Action):
 
 
 def as_arguments(action: argparse.Action, text: str, *, at_commas: bool = False) -> list[str]:
-    """Converts the text of a variable to arguments with the same effect. `at_commas`: as in split_items. Raises
-    ValueError.
+    """Converts the text of a variable to arguments with the same effect. Raises ValueError.
+
+    `at_commas`: a text of one line is split at commas too.
     """
     flag = action.option_strings[0]
     if isinstance(action, Items):
@@ -44,7 +45,7 @@ def as_arguments(action: argparse.Action, text: str, *, at_commas: bool = False)
 
 
 def split_items(text: str, *, at_commas: bool) -> list[str]:
-    """The items of a text, one per line. `at_commas`: a text of one line is split at commas too, but not within
+    """Returns the items of a text, one per line. `at_commas`: a text of one line is split at commas too, but not within
     brackets, so that `gpu.{1,3}` remains one item.
     """
     parts = [""]
@@ -59,11 +60,11 @@ def split_items(text: str, *, at_commas: bool) -> list[str]:
 
 
 def flags_of(given: Sequence[str]) -> list[str]:
-    """The flags among these arguments, without their values."""
+    """Returns the flags among these arguments, without their values."""
     words = given[: given.index("--")] if "--" in given else given
     return [word.partition("=")[0] for word in words if word.startswith("--")]
 
 
 def is_given(action: argparse.Action, given: Sequence[str]) -> bool:
-    """Whether a flag is among these arguments. If it is, its variable has no effect."""
+    """Returns whether a flag is among these arguments. If so, the flag's variable has no effect."""
     return not set(flags_of(given)).isdisjoint(action.option_strings)

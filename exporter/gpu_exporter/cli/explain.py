@@ -1,11 +1,11 @@
-"""`gpu-exporter explain`: why one holder has its stage, and the history of its marks."""
+"""`gpu-exporter explain`: explains the stage of one holder, and prints the history of its marks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from gpu_exporter.cli.arguments import moment
-from gpu_exporter.cli.parser import Parser, add_config, add_format, add_logging, read_config
+from gpu_exporter.cli.parser import Parser, add_format, add_general, read_config
 from gpu_exporter.cli.reconciler_flags import (
     add_exporters,
     add_pause_places,
@@ -19,7 +19,6 @@ from gpu_exporter.cli.reconciler_flags import (
 
 
 def build_parser() -> Parser:
-    """Flags of `explain`."""
     parser = Parser(
         "explain",
         "Explain the decision about one holder, with every number behind it. Writes nothing.",
@@ -36,25 +35,21 @@ def build_parser() -> Parser:
         "--audit.file",
         dest="audit",
         type=Path,
-        default=None,
-        help="audit log of the reconciler: also print what became of this holder's marks",
+        help="audit log of the reconciler: also print the changes of this holder's marks",
     )
     add_prometheus(parser)
     add_exporters(parser)
     add_targets(parser)
     add_pause_places(parser)
-    parser.section("general")
-    add_config(parser)
-    add_logging(parser)
+    add_general(parser)
     return parser
 
 
 def add_question(parser: Parser) -> None:
-    """The flags of the question, beside the holder."""
+    """Adds the flags for the time of the decision and for the output format."""
     parser.flag(
         "--at",
         type=moment,
-        default=None,
         is_verb=True,
         metavar="TIME",
         help="time of the decision: 2027-01-15T18:00:00Z, or 3h for three hours ago (default: now)",
@@ -63,12 +58,12 @@ def add_question(parser: Parser) -> None:
 
 
 def run(given: list[str]) -> int:
-    """Prints the explanation; the exit code."""
+    """Prints the explanation. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     holder = " ".join(options.holder)
     if not holder:
-        parser.error("name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU")
+        parser.error("name a holder: NAMESPACE/POD, POD, job/ID, the UUID of its GPU, or NODE:INDEX")
     if options.at is not None and (options.pause_file is not None or options.lease):
         parser.error("--at cannot be combined with --pause.file or --kubernetes.lease: only the latest pause is stored")
     config = read_config(parser, options.config_file)

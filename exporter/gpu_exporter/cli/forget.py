@@ -10,14 +10,12 @@ from gpu_exporter.cli.parser import Parser, add_help
 
 
 def build_parser() -> Parser:
-    """Flags of `forget`."""
     parser = Parser(
         "forget", "Remove a GPU from the list of expected GPUs of this node.", usage="gpu-exporter forget UUID [FLAGS]"
     )
     parser.add_argument("uuid", metavar="UUID", help="GPU-..., as in the metric gpu_up")
     parser.flag(
         "--state.directory",
-        dest="state_directory",
         type=Path,
         default=Path(DEFAULT_STATE),
         metavar="DIR",

@@ -9,10 +9,13 @@ from gpu_exporter.cli.serve import PREFIX, check_files
 
 
 def build_parser() -> Parser:
-    """Flags of `holders`. The command reads the daemon's data, so it uses the daemon's environment variables."""
+    """Builds the parser for the flags of `holders`.
+
+    The command reads the daemon's data, so it uses the daemon's environment variables.
+    """
     parser = Parser(
         "holders",
-        "List who holds which GPU, and by which evidence. Asks the exporter of this node, or reads the node itself if "
+        "List the holder of each GPU, with the evidence. Asks the exporter of this node, or reads the node itself if "
         "none runs.",
         prefix=PREFIX,
     )
@@ -20,12 +23,12 @@ def build_parser() -> Parser:
     add_format(parser)
     add_waiting_flags(parser)
     add_agent_flags(parser)
-    parser.set_defaults(once=True, check="all")
+    parser.set_defaults(once=True, check=None)
     return parser
 
 
 def run(given: list[str]) -> int:
-    """Prints the list; the exit code."""
+    """Prints the list. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     options.format = "json" if options.format == "json" else "holders"

@@ -14,7 +14,7 @@ from gpu_exporter.common.exits import Exit
 
 
 def main() -> NoReturn:
-    """The program: run the command that the arguments name, and end the process."""
+    """Runs the command that the arguments name, and ends the process."""
     _end_at_signals()
     out = prepare_streams()
     code = 1
@@ -26,7 +26,7 @@ def main() -> NoReturn:
         sys.excepthook(*sys.exc_info())
     sys.stdout.flush()
     if out.lost is not None and out.lost.errno not in READER_LEFT:
-        sys.stderr.write(f"gpu-exporter: standard output cannot be written: {out.lost.strerror}\n")
+        sys.stderr.write(f"gpu-exporter: cannot write to standard output: {out.lost.strerror}\n")
         code = code or Exit.UNFORESEEN
     # Python's own end would wait for a thread that hangs in the driver, could crash if a thread logs meanwhile, and
     # restores the default of each signal, so that a second SIGTERM would make a clean end a failure.
@@ -36,7 +36,7 @@ def main() -> NoReturn:
 
 
 def _end_at_signals() -> None:
-    """SIGTERM and SIGINT end the process. Commands that have something to finish set handlers of their own.
+    """Makes SIGTERM and SIGINT end the process. Commands that must finish some work set their own handlers.
 
     KeyboardInterrupt is not used: Python raises it at any line, prints a traceback, loses it in a destructor, and does
     not raise it while a driver call hangs.
@@ -51,7 +51,7 @@ def _end_at_signals() -> None:
 
 
 def run_command(given: list[str]) -> int:
-    """Runs one command; the exit code."""
+    """Runs one command. Returns the exit code."""
     if not given or given[0].startswith("-"):
         return _run(SERVE, given)
     name, rest = given[0], given[1:]
@@ -67,7 +67,7 @@ def _run(command: Command, given: list[str]) -> int:
 
 
 def _refuse(name: str) -> Command:
-    """Ends the process, because the command does not exist."""
+    """Ends the process with an error, because the command does not exist."""
     from gpu_exporter.common.plain import nearest
 
     near = nearest(name, COMMANDS)

@@ -15,14 +15,14 @@ SWITCH_INTERVAL_S = 0.0005  # a thread that returns from the driver need not wai
 
 
 def find_state(options: argparse.Namespace) -> tuple[Path | None, str]:
-    """The state directory, and a problem text. The directory is None if none is set, or if there is a problem."""
+    """Returns the state directory, and a problem as text. The directory is None if unset or with a problem."""
     directory = Path(options.state_directory) if options.state_directory else None
     try:
         if directory is not None:
             check_kept(directory)
     except SharedDirectory as exc:
-        return None, f"{directory}: {exc.strerror}; neither its files nor the exporter that may run here are used"
-    except OSError:  # missing, or closed to this user: what is asked there says so
+        return None, f"{directory}: {exc.strerror}; the command ignores this directory, and asks no running exporter"
+    except OSError:  # missing, or closed to this user: a later access reports it
         pass
     return directory, ""
 
@@ -42,23 +42,29 @@ def print_reading(parser: Parser, options: argparse.Namespace) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if socket_path is None or not socket_path.exists():
         reading.start()
+    from gpu_exporter.agent.ledger.state import StateFile, StateInUse, read_boot_id
     from gpu_exporter.agent.runtime.once import run_once
     from gpu_exporter.agent.runtime.surroundings import Host
 
     if problem:
         sys.stderr.write(f"gpu-exporter: {problem}\n")
-    sources = [*build_sources(parser, options, clock, settings, backend.vendor, directory), *simulated]
+    # A file continues the counters of the file before it. A reading at the prompt changes nothing.
+    state = None
+    if options.output is not None and directory is not None:
+        state = StateFile(directory, settings.state.write_interval, read_boot_id())
+    recall = (lambda: state.past) if state is not None else None
+    sources = [*build_sources(parser, options, clock, settings, backend.vendor, directory, recall), *simulated]
     processes = build_processes(parser, options, backend, clock)
     host = Host(options.sysfs if backend.is_live else None, processes, directory=directory)
     try:
         return run_once(
-            lambda: take_one_view(settings, backend, reading, sources, clock, host),
+            lambda: take_one_view(settings, backend, reading, sources, clock, host, state),
             options.format,
             options.output,
             options.timeout,
             socket_path,
             backend.name,
-            devices_only=options.check == "devices",
+            checks=options.check,
         )
-    except OSError as exc:
+    except (OSError, StateInUse) as exc:
         parser.fail(str(exc))

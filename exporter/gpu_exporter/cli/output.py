@@ -9,11 +9,11 @@ import sys
 from select import select
 from typing import Any
 
-READER_LEFT = (errno.EPIPE, errno.EBADF)  # `| head` has seen enough; `>&-` wants nothing. Neither is an error
+READER_LEFT = (errno.EPIPE, errno.EBADF)  # the reader (`| head`) has ended, or the stream is closed (`>&-`): no errors
 
 
 class Output(io.FileIO):
-    """A stream that drops data which cannot be written, so that the command still completes its work. `lost`: the first
+    """A stream that drops data that it cannot write, so that the command still completes its work. `lost`: the first
     error.
     """
 
@@ -47,7 +47,7 @@ def prepare_streams() -> Output:
 
 
 def _text(raw: Output, former: object, errors: str) -> io.TextIOWrapper:
-    """`former`: what Python opened, None if it was closed."""
+    """Wraps a stream as text. `former`: the stream that Python had opened, None if it was closed."""
     encoding, by_line = "utf-8", True
     if isinstance(former, io.TextIOWrapper):
         encoding, by_line = former.encoding, former.line_buffering or former.write_through
@@ -55,6 +55,6 @@ def _text(raw: Output, former: object, errors: str) -> io.TextIOWrapper:
 
 
 def is_read() -> bool:
-    """Whether standard output still has a reader. This stays true until a write fails."""
+    """Returns whether standard output still has a reader. This stays true until a write fails."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return not (isinstance(raw, Output) and raw.lost is not None)

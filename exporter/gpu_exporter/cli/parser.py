@@ -1,8 +1,8 @@
 """Parses the flags of one command, in named groups. A service also has an environment variable for each setting.
 
-A variable becomes an argument before the flags are parsed (docs/commands.md, Environment). So conversion, choices and
-lists are the same for both. A flag replaces its variable, and an empty variable counts as not set. A list takes one
-item a line, because an item may contain a comma.
+A variable becomes an argument before the flags are parsed (docs/commands.md, Environment), so both have the same
+conversions, choices and lists. A flag replaces its variable. An empty variable counts as not set. A list takes one item
+a line, because an item may contain a comma.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FLAG_WIDTH = 40  # columns of the flags in --help
 
 
 class Private:
-    """Converts the text of a flag that may contain a secret. A secret is accepted only from the flag's variable, and
-    `instead` names another safe place: `ps` shows the arguments of a process to every user of the host.
+    """Converts the text of a flag that may contain a secret. Accepts a secret only from the flag's variable, because
+    `ps` shows the arguments of a process to every user of the host. `instead`: another safe place for the secret.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Private:
 
 
 class Parser(argparse.ArgumentParser):
-    """The flags of one command. `prefix`: of the names of environment variables; "" for no variables."""
+    """The flags of one command. `prefix`: start of the names of its environment variables, "" for no variables."""
 
     def __init__(self, command: str, description: str, epilog: str = "", usage: str = "", prefix: str = "") -> None:
         name = f"gpu-exporter {command}".rstrip()
@@ -84,9 +84,11 @@ class Parser(argparse.ArgumentParser):
     def flag(
         self, name: str, *, is_verb: bool = False, more: str = "", at_commas: bool = False, **options: Any
     ) -> None:
-        """Adds one flag. `is_verb`: the flag requests an action, so it has no variable. `more`: text that the reference
-        adds to the help. `at_commas`: its variable may also separate items by commas, since no item contains one.
+        """Adds one flag. By default, its `dest` is its name with underscores. `is_verb`: the flag requests an action,
+        so it has no variable. `more`: text that the reference adds to the help. `at_commas`: its variable may also
+        separate items by commas, because no item contains one.
         """
+        options = {"dest": _as_variable(name).lower(), **options}
         if options.get("action") == "append":
             options = {"metavar": "ITEM", "default": [], **options, "action": Items}
         elif "metavar" not in options and "action" not in options and "choices" not in options:
@@ -103,7 +105,7 @@ class Parser(argparse.ArgumentParser):
     def private(
         self, name: str, convert: Callable[[str], Any], is_secret: Callable[[Any], bool], instead: str, **options: Any
     ) -> None:
-        """Adds a flag whose text may contain a secret, as Private."""
+        """Adds a flag whose text may contain a secret. The arguments are as in Private."""
         self.flag(name, type=Private(self, name, convert, is_secret, instead), **options)
 
     def address(self, name: str, convert: Callable[[str], Any], instead: str, **options: Any) -> None:
@@ -111,8 +113,8 @@ class Parser(argparse.ArgumentParser):
         self.private(name, convert, lambda address: bool(getattr(address, "login", "")), instead, **options)
 
     def addresses(self, name: str, convert: Callable[[str], Address], instead: str, **options: Any) -> None:
-        """Adds a repeatable flag of addresses. It also accepts host lists such as gpu-[01-40]. `instead`: as in
-        `address`.
+        """Adds a repeatable flag for addresses, which also accepts host lists such as gpu-[01-40]. `instead`: the safe
+        place for their users and passwords.
         """
 
         def convert_all(text: str) -> list[Address]:
@@ -135,8 +137,8 @@ class Parser(argparse.ArgumentParser):
         self._actions[-1].in_table = True  # type: ignore[attr-defined]
 
     def read(self, given: Sequence[str]) -> argparse.Namespace:
-        """The options: from the flag, otherwise the variable, otherwise the default. Ends the process if an option is
-        invalid.
+        """Returns the options, each from its flag, otherwise its variable, otherwise its default. Ends the process if
+        an option is invalid.
         """
         options, unknown = self.read_known(given)
         if unknown:
@@ -144,7 +146,7 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def read_known(self, given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """The options, and the arguments that this command does not have."""
+        """Returns the options, and the arguments that are unknown to this command."""
         if not {"-h", "--help", "--version"} & set(given):  # a wrong variable must not prevent these
             self._read_environment(os.environ, given)
         self._unknown_flags = [flag for flag in flags_of(given) if flag not in self._option_string_actions]
@@ -171,7 +173,7 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Ends the process because of arguments that this command does not have. The text after an unknown flag is not
-        printed, since it may be a secret.
+        printed, because it may be a secret.
         """
         from gpu_exporter.common.plain import nearest
 
@@ -181,7 +183,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(flags or unknown)}{meant}")
 
     def warn(self, message: str) -> None:
-        """Reports a request that will not be followed, and continues."""
+        """Prints a warning about a request that is ignored, and continues."""
         _complain(f"{self.prog}: warning: {message}")
 
     def fail(self, message: str) -> NoReturn:
@@ -226,7 +228,7 @@ def _complain(text: str) -> None:
 
 
 def optional_address(text: str) -> Address | None:
-    """An address; None for an empty text. Raises ValueError."""
+    """Parses an address; None for an empty text. Raises ValueError."""
     from gpu_exporter.common.address import parse_address
 
     return parse_address(text) if text else None
@@ -239,7 +241,7 @@ def _as_variable(flag: str) -> str:
 def _describe_environment(prefix: str) -> str:
     return (
         f"environment:\n  --log.level is also the variable {prefix}LOG_LEVEL, and so on. A flag replaces its\n"
-        "  variable. An empty variable counts as not set. A flag that can be repeated takes one item a line.\n"
+        "  variable. An empty variable counts as not set. A repeatable flag's variable has one item per line.\n"
     )
 
 
@@ -247,7 +249,6 @@ def add_format(parser: Parser, form: str = "table", more: str = "") -> None:
     """Adds the flag for the output format: `form`, the default, or json. `more`: text for the help."""
     parser.flag(
         "--format",
-        dest="format",
         choices=(form, "json"),
         default=form,
         is_verb=True,
@@ -257,24 +258,25 @@ def add_format(parser: Parser, form: str = "table", more: str = "") -> None:
 
 
 def add_config(parser: Parser) -> None:
-    """The flag of the configuration file."""
-    parser.flag("--config.file", dest="config_file", type=Path, default=None, help="YAML file over the defaults")
+    """Adds the flag for the configuration file."""
+    parser.flag("--config.file", type=Path, help="YAML file of settings")
+
+
+def add_general(parser: Parser) -> None:
+    """Adds the last section: the configuration file, the log and the help."""
+    parser.section("general")
+    add_config(parser)
+    add_logging(parser)
 
 
 def add_logging(parser: Parser) -> None:
-    """Flags of the log."""
+    """Adds the flags for the log, and the help."""
     levels = ("debug", "info", "warn", "error")
     parser.flag(
-        "--log.level",
-        dest="log_level",
-        choices=levels,
-        default="info",
-        metavar="LEVEL",
-        help="debug, info, warn, error (default info)",
+        "--log.level", choices=levels, default="info", metavar="LEVEL", help="debug, info, warn, error (default info)"
     )
     parser.flag(
         "--log.format",
-        dest="log_format",
         choices=("logfmt", "json"),
         default="logfmt",
         metavar="FORM",
@@ -293,14 +295,8 @@ def add_help(parser: Parser) -> None:
 
 
 def add_web_config(parser: Parser) -> None:
-    """The flag for TLS and passwords of the web server."""
-    parser.flag(
-        "--web.config.file",
-        dest="web_config",
-        type=Path,
-        default=None,
-        help="TLS and passwords, as of Prometheus's exporter-toolkit",
-    )
+    """Adds the flag for TLS and passwords of the web server."""
+    parser.flag("--web.config.file", dest="web_config", type=Path, help="TLS and passwords (form: exporter-toolkit)")
 
 
 def add_resources(parser: Parser) -> None:
@@ -311,12 +307,12 @@ def add_resources(parser: Parser) -> None:
         action="append",
         metavar="REGEX",
         at_commas=True,
-        help="further Kubernetes resource of GPUs; repeat it",
+        help="another resource name of GPUs; can be repeated",
     )
 
 
 def read_config(parser: Parser, path: Path | None) -> Config:
-    """The configuration of --config.file. Ends the process if it is invalid."""
+    """Reads the configuration of --config.file. Ends the process if it is invalid."""
     from gpu_exporter.common.config.load import ConfigError, load_config
 
     try:
@@ -327,7 +323,7 @@ def read_config(parser: Parser, path: Path | None) -> Config:
         from gpu_exporter.common.config.values import unknown_key
         from gpu_exporter.diagnosis.causes.rules import RULES
 
-        known = ("stalls", *(rule.name for rule in RULES))
+        known = ("stalls", *RULES)
         for name in off.replace(" ", "").split(","):
             if name not in known:
                 parser.fail(

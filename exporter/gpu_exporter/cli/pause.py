@@ -8,16 +8,15 @@ from gpu_exporter.cli.reconciler_flags import add_kubeconfig, add_pause_places
 
 
 def build_parser() -> Parser:
-    """Flags of `pause`."""
     parser = Parser(
         "pause",
-        "Pause marking while GPUs cannot be used, e.g. during maintenance. The reconciler withdraws existing marks\n"
-        "after policy.unsupported_max, and idle time before the end of the pause does not count.\n"
-        "Without --for and --end: print whether there is a pause.",
+        "Pause marking while GPUs cannot be used, e.g. during maintenance. The reconciler withdraws existing "
+        "marks\nafter policy.unsupported_max, and idle time before the end of the pause does not "
+        "count.\nWithout --for and --end: print whether there is a pause.",
     )
-    parser.flag("--for", dest="lasts", type=positive_duration, default=None, help="length of the pause, e.g. 4h")
-    parser.flag("--reason", default="", metavar="TEXT", help="is shown with the pause")
-    parser.flag("--end", action="store_true", default=False, help="end the pause now")
+    parser.flag("--for", dest="lasts", type=positive_duration, help="length of the pause, e.g. 4h")
+    parser.flag("--reason", default="", metavar="TEXT", help="text that the reconciler shows with the pause")
+    parser.flag("--end", action="store_true", help="end the pause now")
     add_format(parser, "text")
     add_kubeconfig(parser)
     add_pause_places(parser)
@@ -30,9 +29,9 @@ def run(given: list[str]) -> int:
     parser = build_parser()
     options = parser.read(given)
     if bool(options.lease) == (options.pause_file is not None):
-        parser.error("exactly one of --kubernetes.lease and --pause.file is needed: the one that `reconcile` uses")
+        parser.error("give --kubernetes.lease or --pause.file: the one that `reconcile` uses")
     if options.end and options.lasts is not None:
-        parser.error("--for begins or prolongs a pause, --end ends it: give one of them")
+        parser.error("--for begins or prolongs a pause, and --end ends a pause: give one of them")
     from gpu_exporter.reconciler.marks import MarkError
     from gpu_exporter.reconciler.runtime.pause import end_pause, show_pause, start_pause
     from gpu_exporter.reconciler.runtime.targets import build_pause

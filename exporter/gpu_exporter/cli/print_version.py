@@ -9,14 +9,13 @@ from gpu_exporter.common.version import VERSION
 
 
 def build_parser() -> Parser:
-    """Flags of `version`."""
     parser = Parser("version", "Print the version.", usage="gpu-exporter version")
     add_help(parser)
     return parser
 
 
 def run(given: list[str]) -> int:
-    """Prints the version; the exit code."""
+    """Prints the version. Returns the exit code."""
     build_parser().read(given)
     sys.stdout.write(f"gpu-exporter {VERSION}\n")
     return 0

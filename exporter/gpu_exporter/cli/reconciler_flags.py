@@ -23,41 +23,42 @@ if TYPE_CHECKING:
 LOGIN = "--source.basic-auth.username with --source.basic-auth.password-file"
 
 
-def add_prometheus(parser: Parser) -> None:
-    """Adds the flags for the source of evidence, and for access to its server."""
+def add_prometheus(parser: Parser, matcher: str = 'job="gpu-exporter"') -> None:
+    """Adds the flags for the source of evidence, and for access to its server. `matcher`: the default of its flag."""
     parser.section("evidence")
     parser.address(
         "--source.prometheus",
         optional_address,
         LOGIN,
         dest="prometheus",
-        default=None,
         metavar="URL",
         help="Prometheus, or another PromQL API",
     )
     parser.flag(
         "--source.matcher",
         dest="matcher",
-        default='job="gpu-exporter"',
+        default=matcher,
         metavar="MATCHERS",
-        help='matchers of every PromQL selector, to ignore series of other jobs (default job="gpu-exporter")',
+        help=f"matchers of every PromQL selector, to ignore series of other jobs (default {matcher or 'none'})",
     )
     for name, what in (
         ("ca", "certificate authorities of the source (default: the system's)"),
         ("cert", "client certificate for the source, with --source.tls.key"),
-        ("key", "private key of that certificate"),
+        ("key", "private key of the client certificate"),
     ):
         parser.flag(f"--source.tls.{name}", dest=f"tls_{name}", type=Path, default=None, help=what)
     parser.flag(
-        "--source.bearer-token-file", dest="token_file", type=Path, default=None, help="token; read for each request"
+        "--source.bearer-token-file",
+        dest="token_file",
+        type=Path,
+        help="file with the bearer token; read for each request",
     )
     parser.flag("--source.basic-auth.username", dest="auth_user", default="", metavar="NAME", help="user of the source")
     parser.flag(
         "--source.basic-auth.password-file",
         dest="password_file",
         type=Path,
-        default=None,
-        help="password of that user; read for each request",
+        help="file with this user's password; read for each request",
     )
     parser.private(
         "--source.header",
@@ -67,26 +68,25 @@ def add_prometheus(parser: Parser) -> None:
         dest="headers",
         action="append",
         metavar="HEADER",
-        help="further header, as 'X-Scope-OrgID: team-a' for Mimir; repeat it",
+        help="further header, as 'X-Scope-OrgID: team-a' for Mimir; can be repeated",
     )
     parser.flag(
         "--source.header-file",
         dest="header_file",
         type=Path,
-        default=None,
-        help="further headers that are secret, one a line; read for each request",
+        help="file with further, secret headers, one per line; read for each request",
     )
 
 
 def add_exporters(parser: Parser) -> None:
-    """Exporters as the source of evidence."""
+    """Adds the flag for exporters as the source of evidence."""
     parser.addresses(
         "--source.exporter",
         _parse_exporter,
         LOGIN,
         dest="exporters",
         metavar="URL",
-        help="metrics page of an exporter, in place of Prometheus; repeat it, or write a list: http://gpu-[01-40]:9836",
+        help="metrics page of an exporter, in place of --source.prometheus; repeatable, or a list: http://gpu-[01-40]:9836",
     )
 
 
@@ -96,7 +96,6 @@ def add_targets(parser: Parser) -> None:
     parser.flag(
         "--kubernetes",
         action=argparse.BooleanOptionalAction,
-        default=None,
         help="include pods (default: with a service account or --kubernetes.kubeconfig)",
     )
     add_kubeconfig(parser)
@@ -104,7 +103,6 @@ def add_targets(parser: Parser) -> None:
     parser.flag(
         "--slurm",
         action=argparse.BooleanOptionalAction,
-        default=None,
         help="include Slurm jobs (default: if squeue and scontrol are on PATH)",
     )
     parser.flag(
@@ -113,13 +111,13 @@ def add_targets(parser: Parser) -> None:
         choices=("auto", "AdminComment", "Extra", "Comment"),
         default="auto",
         metavar="FIELD",
-        help="field of a job that carries the mark: AdminComment, Extra, Comment or auto (default). auto is "
-        "AdminComment; Extra if that is taken or refused; Comment on 22.05",
+        help="field of a job for the mark: AdminComment, Extra, Comment or auto (default). auto is AdminComment, or "
+        "Extra (before Slurm 23.02: Comment) if AdminComment is taken or refused",
     )
 
 
 def add_kubeconfig(parser: Parser) -> None:
-    """The kubeconfig of the API server."""
+    """Adds the flag for the kubeconfig of the API server."""
     parser.flag(
         "--kubernetes.kubeconfig",
         dest="kubeconfig",
@@ -136,19 +134,17 @@ def add_pause_places(parser: Parser) -> None:
         dest="lease",
         default="",
         metavar="NAMESPACE/NAME",
-        help="Lease of the reconciler: of several replicas one writes. It also keeps the pause (default: none)",
+        help="Lease that lets one replica write, and that stores the pause (default: none)",
     )
     parser.flag(
         "--pause.file",
-        dest="pause_file",
         type=Path,
-        default=None,
-        help="keeps the pause without a Lease; the same file for `pause` and `reconcile` (default: none)",
+        help="file that stores the pause if there is no Lease; give `pause` and `reconcile` the same file "
+        "(default: none)",
     )
 
 
 def _check_header(text: str) -> str:
-    """Returns the text of a valid header. Raises ValueError for an invalid one."""
     from gpu_exporter.common.promql.client import parse_header
 
     parse_header(text)
@@ -162,7 +158,6 @@ def _is_secret_header(text: str) -> bool:
 
 
 def _parse_exporter(text: str) -> Address:
-    """Raises ValueError."""
     from gpu_exporter.reconciler.evidence.exporters import parse_exporter
 
     return parse_exporter(text)
@@ -183,7 +178,7 @@ def build_client(options: argparse.Namespace, *addresses: Address | None) -> Cli
 def build_evidence(
     options: argparse.Namespace, client: Client, book: Rulebook, at: float | None = None
 ) -> ExplainingSource:
-    """The source of evidence, for now or for a past time (Unix seconds). Raises ValueError."""
+    """Builds the source of evidence, for now or for a past time (Unix seconds). Raises ValueError."""
     from gpu_exporter.reconciler.runtime.targets import build_source, explain_monitors
 
     monitors = partial(explain_monitors, find_targets(options))
@@ -191,8 +186,8 @@ def build_evidence(
 
 
 def find_targets(options: argparse.Namespace, *, condition: bool = False) -> Targets:
-    """The places where pods and jobs are read and marked. `condition`: pods also get a condition, in addition to their
-    label.
+    """Returns the places where pods and jobs are read and marked. `condition`: pods get a condition in addition to
+    their label.
     """
     from gpu_exporter.reconciler.runtime.targets import Targets
 
@@ -200,8 +195,8 @@ def find_targets(options: argparse.Namespace, *, condition: bool = False) -> Tar
 
 
 def list_pauses(options: argparse.Namespace, *, with_lease: bool) -> Sequence[PausePlace]:
-    """The places where a pause may be kept. `with_lease`: include the Lease, because no other part of this process
-    reads the Lease's pause.
+    """Returns the places where a pause may be kept. `with_lease`: includes the Lease, whose pause no other part of this
+    process reads.
 
     Raises ValueError, MarkError, ModuleNotFoundError.
     """

@@ -9,10 +9,9 @@ from gpu_exporter.cli.parser import Parser, add_config, add_format, add_logging,
 
 
 def build_parser() -> Parser:
-    """Flags of `record`."""
     parser = Parser(
         "record",
-        "Record every answer of the driver, with its latency, to attach to a bug report. The file names no process, "
+        "Record every answer of the driver, with its latency, for a bug report. The file names no process, "
         "user or host.",
         usage="gpu-exporter record FILE [FLAGS]",
     )
@@ -23,17 +22,16 @@ def build_parser() -> Parser:
         "--hash-identifiers",
         dest="hashed",
         action="store_true",
-        default=False,
-        help="replace UUIDs by hashes with a salt that is not kept",
+        help="replace UUIDs by salted hashes; the salt is not stored",
     )
-    add_format(parser, more=", of the summary that is printed")
+    add_format(parser, more="; for the printed summary")
     add_config(parser)
     add_logging(parser)
     return parser
 
 
 def run(given: list[str]) -> int:
-    """Records for the duration or until a signal; the exit code."""
+    """Records for the duration or until a signal. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     settings = read_config(parser, options.config_file).settings

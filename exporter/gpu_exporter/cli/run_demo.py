@@ -1,9 +1,8 @@
 """`demo`: a simulated node on a compressed clock, so that an idle allocation becomes underused within a minute.
 
-It also shows why GPUs are not used, and what one fix changes.
-
-Only the driver, the holders and the clock are simulated. Sampling, ledger, attribution, server and reconciler run as in
-production; the reconciler reads /metrics over HTTP.
+It also shows why GPUs are not used, and the effect of one fix. Only the driver, the holders and the clock are
+simulated. Sampling, ledger, attribution, server and reconciler run as in production; the reconciler reads /metrics over
+HTTP.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ STEP_MAX_S = 4 * INTERVAL_S  # three of these gaps without a reading end an idle
 
 
 def demo_settings() -> Settings:
-    """The defaults, with sampling and polling at the pace of the compressed clock."""
+    """Returns the defaults, with sampling and polling at the pace of the compressed clock."""
     settings = Settings()
     return settings._replace(
         sampling=settings.sampling._replace(interval=INTERVAL_S, deadline=600.0, withhold_min=300.0),
@@ -68,11 +67,11 @@ def demo_settings() -> Settings:
 
 
 def run_demo(address: str, speed: float, duration_s: float | None, scenario: Path = SCENARIO) -> int:
-    """Serves the simulated node. Print its table, the reasons behind it, each label that the reconciler would write,
+    """Serves the simulated node. Prints its table, the reasons behind it, each label that the reconciler would write,
     the effect of a fix, and the decisions.
 
-    The demo ends after `duration_s` times `speed` seconds of its clock, or never without `duration_s`. On a busy
-    machine this takes longer than `duration_s`. Raises ValueError, OSError for a bad address.
+    The demo ends after `duration_s` times `speed` seconds of its clock (longer on a busy machine), or never without
+    `duration_s`. Raises ValueError, OSError for a bad address.
     """
     clock = CompressedClock(speed, STEP_MAX_S)
     settings = demo_settings()
@@ -148,7 +147,7 @@ def _show_fixed(view: View) -> None:
 
 
 def _explain(view: AllocationView) -> None:
-    """The causes of one allocation, as `explain` prints them."""
+    """Prints the causes of one allocation, as `explain` does."""
     _say(f"Why {view.allocation.holder.label} is {view.verdict.state} ({view.verdict.evidence}):")
     for cause in view.causes.ranked:
         _say(f"  {cause.name}, {cause.confidence} confidence: {cause.evidence}")

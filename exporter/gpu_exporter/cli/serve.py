@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 
 PREFIX = "GPU_EXPORTER_"
 TEXTFILE_INTERVAL_MAX_S = 60.0
-DESCRIPTION = f"Who holds which GPU, is it used, and if not, why.\ncommands:\n{list_commands()}"
+DESCRIPTION = f"Shows the holder of each GPU, its use, and the cause of low use.\ncommands:\n{list_commands()}"
 EPILOG = f"""signals:
-  SIGUSR1 releases the driver (for an upgrade, or to switch MIG), SIGHUP opens it again
+  SIGUSR1 releases the driver, e.g. for an upgrade or to switch MIG; SIGHUP opens the driver again
 exit codes:
 {list_exits()}"""
 
 
 def build_parser() -> Parser:
-    """Flags of the daemon and of `--once`."""
     usage = "gpu-exporter [FLAGS]\n       gpu-exporter COMMAND [FLAGS]"
     parser = Parser("", DESCRIPTION, EPILOG, usage, prefix=PREFIX)
     add_daemon_flags(parser)
@@ -42,7 +41,7 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Serves until a signal, or prints one reading; the exit code."""
+    """Serves until a signal, or prints one reading. Returns the exit code."""
     parser = build_parser()
     misplaced = next((word for word in given if word in COMMANDS), None)
     options, unknown = parser.read_known(given)
@@ -59,7 +58,7 @@ def run(given: list[str]) -> int:
 
 
 def check_files(parser: Parser, options: argparse.Namespace) -> None:
-    """Ends the process if a named file does not exist, or if flags of the node contradict each other."""
+    """Ends the process if a named file does not exist, or if flags contradict each other."""
     if options.process and not options.collector_processes:
         parser.error("--attribution.process needs --collector.processes, which is off")
     if options.xid_kmsg and not options.collector_xid:
@@ -71,7 +70,7 @@ def check_files(parser: Parser, options: argparse.Namespace) -> None:
 
 def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
     """Ends the process if flags are combined in an invalid way."""
-    if not options.once and (options.output is not None or options.format != "prometheus" or options.check != "all"):
+    if not options.once and (options.output is not None or options.format != "prometheus" or options.check is not None):
         parser.error("--output, --format and --check require --once")
     if options.once and options.textfile is not None:
         parser.error("--once and --textfile.output cannot be combined; --once --output FILE writes one textfile")
@@ -79,8 +78,8 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
         parser.error(f"--textfile.output {options.textfile}: node_exporter reads only files named *.prom")
     if options.textfile_interval > TEXTFILE_INTERVAL_MAX_S:
         parser.error(
-            f"--textfile.interval {options.textfile_interval:g}s: the maximum is 60s. The reconciler accepts a sample "
-            "until it is four intervals old, which is 4 min at 60s"
+            f"--textfile.interval {options.textfile_interval:g}s: the maximum is 60s. The reconciler accepts samples "
+            "that are at most four intervals old, which is 4 min at 60s"
         )
     if not options.telemetry_path.startswith("/"):
         parser.error(f"--web.telemetry-path {options.telemetry_path}: must start with /")
@@ -88,7 +87,7 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def describe_settings(settings: Settings) -> str:
-    """The settings that differ from the defaults, each as `section.key=value`."""
+    """Returns the settings that differ from the defaults, each as `section.key=value`."""
     from gpu_exporter.common.config.defaults import Settings as Defaults
 
     defaults = Defaults()
@@ -107,11 +106,12 @@ def _run_daemon(parser: Parser, options: argparse.Namespace, settings: Settings)
 
     from gpu_exporter.agent.ledger.state import StateInUse, open_state, read_boot_id
     from gpu_exporter.agent.runtime.restart import restart_or_exit
-    from gpu_exporter.agent.runtime.serve import hold_signals
+    from gpu_exporter.agent.runtime.serve import allocate_together, hold_signals
     from gpu_exporter.agent.runtime.surroundings import Host
     from gpu_exporter.common.clock import SYSTEM_CLOCK
     from gpu_exporter.common.logs import set_up_logging
 
+    allocate_together()
     backend, simulated, simulated_host = build_backend(parser, options, SYSTEM_CLOCK)
     hold_signals()
     os.umask(0o022)  # new files are not writable for other users, and the socket's group can reach them
@@ -122,8 +122,9 @@ def _run_daemon(parser: Parser, options: argparse.Namespace, settings: Settings)
         state = open_state(directory, settings.state.write_interval, read_boot_id())
     except StateInUse as exc:
         parser.fail(str(exc))
-    kept = state.path.parent if state is not None else None  # what cannot be locked is used by no part
-    sources = [*build_sources(parser, options, SYSTEM_CLOCK, settings, backend.vendor, kept), *simulated]
+    kept = state.path.parent if state is not None else None  # no part uses a directory that cannot be locked
+    recall = (lambda: state.past) if state is not None else (lambda: None)
+    sources = [*build_sources(parser, options, SYSTEM_CLOCK, settings, backend.vendor, kept, recall), *simulated]
     processes = build_processes(parser, options, backend, SYSTEM_CLOCK)
     names = ", ".join([source.name for source in sources] + ["process"] * (processes is not None)) or "none"
     log.info("gpu-exporter %s, backend %s, attribution %s", VERSION, backend.name, names)
@@ -162,7 +163,7 @@ def _serve(
     host: Host,
     state: StateFile | None,
 ) -> bool:
-    """Publishes until a signal. True if a new process must take over. Raises ValueError, OSError."""
+    """Publishes until a signal. Returns True if a new process must take over. Raises ValueError, OSError."""
     from gpu_exporter.agent.runtime.agent import Agent
     from gpu_exporter.agent.runtime.serve import serve, write_textfiles
     from gpu_exporter.agent.runtime.surroundings import Publishing

@@ -9,19 +9,17 @@ from gpu_exporter.cli.parser import Parser, add_logging, add_web_config, optiona
 
 
 def build_parser() -> Parser:
-    """Flags of `slurm-collector`."""
     parser = Parser(
         "slurm-collector",
         "Ask slurmctld once for all nodes. Their exporters read the answers with --attribution.slurm.collected.\n"
-        "Run one in a cluster, as root or SlurmUser, so that it sees every job.",
+        "Run one collector in each cluster, as root or SlurmUser, so that it sees every job.",
         prefix="GPU_EXPORTER_SLURM_COLLECTOR_",
     )
     parser.flag(
         "--directory",
         type=Path,
-        default=None,
         metavar="DIR",
-        help="write NODE.json for each node here; the nodes read the directory, and only this user may write to it",
+        help="directory for one file per node (NODE.json), which the nodes read; only this user may write there",
     )
     parser.flag(
         "--web.listen-address", dest="address", default="", metavar="[HOST]:PORT", help="serve the nodes over HTTP"
@@ -31,8 +29,6 @@ def build_parser() -> Parser:
         "--slurmrestd",
         optional_address,
         "",
-        dest="slurmrestd",
-        default=None,
         metavar="URL",
         help="ask slurmrestd at this address in place of Slurm's commands",
     )
@@ -40,23 +36,18 @@ def build_parser() -> Parser:
         "--slurmrestd.token-file",
         dest="token_file",
         type=Path,
-        default=None,
-        help="output of `scontrol token`; read in each round",
+        help="file with the output of `scontrol token`; read in each round",
     )
     parser.flag("--interval", type=positive_duration, default="90s", help="time between two rounds (default 90s)")
     parser.flag(
-        "--once",
-        action="store_true",
-        default=False,
-        is_verb=True,
-        help="one round, then exit: 3 if Slurm did not answer (no variable)",
+        "--once", action="store_true", is_verb=True, help="do one round and exit, with status 3 if Slurm did not answer"
     )
     add_logging(parser)
     return parser
 
 
 def run(given: list[str]) -> int:
-    """Collects until a signal, or once; the exit code."""
+    """Collects until a signal, or once. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     from gpu_exporter.agent.runtime.collect import collect

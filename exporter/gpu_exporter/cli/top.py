@@ -18,15 +18,14 @@ SORTS = ("waste", "gpu", "util", "memory", "power", "temp", "held")  # a test co
 
 
 def build_parser() -> Parser:
-    """Flags of `top`."""
-    parser = Parser("top", "Show the GPUs of this node, or of several, and who holds them.")
+    parser = Parser("top", "Show the GPUs of one or several nodes, and their holders.")
     parser.addresses(
         "--from",
         _parse_node,
         LOGIN,
         dest="nodes",
         metavar="HOST:PORT",
-        help="exporter of a node, as HOST, HOST:PORT or URL; repeat it, or write a list: gpu-[01-40] (default "
+        help="exporter of a node, as HOST, HOST:PORT or URL; repeatable, or a list: gpu-[01-40] (default "
         "127.0.0.1:9836)",
     )
     parser.flag(
@@ -36,8 +35,7 @@ def build_parser() -> Parser:
         "--from.basic-auth.password-file",
         dest="password_file",
         type=Path,
-        default=None,
-        help="password of that user; read for each request",
+        help="file with this user's password; read for each request",
     )
     parser.flag("--interval", type=duration, default=2.0, help="time between two readings (default 2s)")
     parser.flag(
@@ -48,14 +46,16 @@ def build_parser() -> Parser:
         help=f"order of rows: {', '.join(SORTS)} (default waste)",
     )
     parser.flag("--filter", dest="words", default="", metavar="WORDS", help="only rows that contain all of these words")
-    parser.flag("--once", action="store_true", help="print the table and exit, as without a terminal")
+    parser.flag(
+        "--once", action="store_true", help="print the table and exit (default if the output is not a terminal)"
+    )
     add_format(parser, more="; json prints once")
     add_help(parser)
     return parser
 
 
 def run(given: list[str]) -> int:
-    """Shows the GPUs until q is pressed, or prints them once; the exit code."""
+    """Shows the GPUs until q is pressed, or prints them once. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     from gpu_exporter.common.promql.client import Client, Credentials
@@ -81,7 +81,6 @@ def run(given: list[str]) -> int:
 
 
 def _parse_node(text: str) -> Address:
-    """Raises ValueError."""
     from gpu_exporter.reports.top.nodes import parse_node
 
     return parse_node(text)

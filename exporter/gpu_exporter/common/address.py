@@ -15,8 +15,8 @@ FORM = "expected http://HOST:PORT or https://HOST:PORT"
 class Address:
     """The address of a server or of one of its pages.
 
-    `text` has no user, password or query, so it may be printed and logged. Only common/fetch.py may use `query` and
-    `login` (user and password, URL-encoded).
+    `text` has no user, password or query, so it may be printed and logged. Only requests and digests may contain
+    `query` and `login` (user and password, URL-encoded).
     """
 
     text: str
@@ -45,16 +45,16 @@ class Address:
         return urlsplit(self.text).port
 
     def page(self, path: str, query: str = "") -> Address:
-        """The page at this path below the address. `query`: further parameters."""
+        """Returns the address of the page at this path below this address. `query`: further parameters."""
         query = "&".join(filter(None, (self.query, query)))
         return replace(self, text=f"{self.text.rstrip('/')}{path}", query=query)
 
     def at(self, path: str) -> Address:
-        """The page at this path of the server."""
+        """Returns the address of the page at this path on the same server, without a query."""
         return replace(self, text=urlunsplit(urlsplit(self.text)._replace(path=path)), query="")
 
     def is_same_server(self, other: Address) -> bool:
-        """Whether both addresses have the same scheme, host and port. If so, both may get the same credentials."""
+        """Returns whether scheme, host and port are the same, so that both may get the same credentials."""
         scheme, another = urlsplit(self.text).scheme, urlsplit(other.text).scheme
         return (scheme, self.host, self.port) == (another, other.host, other.port)
 
@@ -63,7 +63,7 @@ def parse_address(text: str, scheme: str = "") -> Address:
     """Parses the address of a server.
 
     `scheme`: used if the text has no scheme, as in HOST:PORT; "" if the text must have one. Raises ValueError, whose
-    text repeats no part of the address, since any part may be a badly written password.
+    text repeats no part of the address, because any part may be a badly written password.
     """
     given, separator, rest = text.partition("://")
     if not separator and scheme:
@@ -76,7 +76,7 @@ def parse_address(text: str, scheme: str = "") -> Address:
     try:
         parts = urlsplit(url)
         is_usable = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # its text quotes the port
+    except ValueError:  # the text of the error quotes the port
         is_usable = False
     if not is_usable or given.lower() not in ("http", "https") or not text.isprintable() or " " in text:
         raise ValueError(FORM)

@@ -1,15 +1,18 @@
-"""Finds the owner of a process by its cgroup's path: a pod, a Slurm job, a container outside both, or no owner.
+"""Finds the owner of a process in the path of its cgroup: a pod, a Slurm job, another container, or no owner.
 
-Kubelet, container runtime and slurmstepd make the cgroups as root, so a job cannot choose its path, unlike its name and
-environment. Forms (examples in the tests): cgroup v1, v2 and both together; systemd's slices
-(`kubepods-burstable-pod<uid, _ for ->.slice/cri-containerd-<id>.scope`) and plain folders (`kubepods/pod<uid>/<id>`);
-clusters inside a container (kind), where the outer container comes first; paths relative to the reader's own cgroup
-namespace (`/../..`); Slurm's `slurm/uid_N/job_N`, `slurm_<node>`, `slurmstepd.scope/job_N`, `<node>_slurmstepd.scope`,
-in any slice. Since Slurm 26.05 the job's part can be a SLUID, and then no path contains the job number.
+Kubelet, container runtime and slurmstepd make the cgroups as root, so a job cannot choose its path. A login is the
+exception: systemd gives everything below `user@UID.service` to the user, who can make a `job_99` there. So only the
+parts before it can name a job or a pod. Containers below it count, because rootless podman and docker make them there.
+Scopes of sessions (`session-N.scope`) belong to root. Forms (examples in the tests): cgroup v1, v2 and both together;
+systemd's slices (`kubepods-burstable-pod<uid, _ for ->.slice/cri-containerd-<id>.scope`) and plain folders
+(`kubepods/pod<uid>/<id>`); clusters inside a container (kind), where the outer container comes first; paths relative to
+the reader's own cgroup namespace (`/../..`); Slurm's `slurm/uid_N/job_N`, `slurm_<node>`, `slurmstepd.scope/job_N`,
+`<node>_slurmstepd.scope`, in any slice. Since Slurm 26.05, a path may contain the job's SLUID in place of its number.
 
 Limits: with proctrack/linuxproc, a job's processes remain in slurmd's own cgroup, and the job is unknown. A process may
-be moved, so the answer holds only for this moment. A privileged pod or job can add a cgroup below its own cgroup. Such
-a cgroup adds to the path and removes nothing: every pod of a path counts, and of several jobs the outermost.
+be moved, so the answer is valid only at this moment. A privileged pod or job can add cgroups below its own. So all pods
+in a path count, but only the outermost job. Pods of a rootless Kubernetes (its kubelet runs below `user@UID.service`)
+have no cgroup that names them: the owner of their processes, their work on CPUs and their end are unknown.
 """
 
 from __future__ import annotations
@@ -26,16 +29,17 @@ POD = re.compile(
 CONTAINER = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
 JOB = re.compile(r"job_([0-9]{1,10})")
 STEP = re.compile(r"step_([0-9A-Za-z_+.-]{1,64})")
+LOGIN = re.compile(r"user@.+\.service")
 SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")  # 13 digits of Crockford's base 32
 # slurm_NODE of builds with several slurmd. A service whose name begins with slurm_ does not match.
 SLURM = re.compile(r"slurm(?:_.+(?<!\.service)(?<!\.scope)(?<!\.slice))?|(?:.+_)?slurmstepd\.scope|slurmd\.service")
 
 
 class ProcessOwner(NamedTuple):
-    """The owner of a process. All fields are empty for the system, a login, or an owner of another kind.
+    """The owner of a process. All fields are empty for the system, a session, or an owner of another kind.
 
     `pods`: UIDs in the path, outermost first. `slurm`: the process belongs to Slurm; `job` and `step` are "" if the
-    path does not name them. `container`: the innermost container's id.
+    path does not name them. `container`: the innermost container's id. `login`: a user owns a part of the path.
     """
 
     pods: tuple[str, ...] = ()
@@ -43,6 +47,7 @@ class ProcessOwner(NamedTuple):
     job: str = ""
     step: str = ""
     container: str = ""
+    login: bool = False
 
     @property
     def is_scheduled(self) -> bool:
@@ -51,11 +56,11 @@ class ProcessOwner(NamedTuple):
 
 
 def parse_cgroup(text: str) -> ProcessOwner:
-    """The owner that the content of /proc/PID/cgroup shows. Never raises: a text that cannot be parsed has no owner.
+    """Finds the owner in the content of /proc/PID/cgroup. Never raises: a text that cannot be parsed has no owner.
 
-    Each line is `hierarchy:controllers:path`. The path may contain colons and any separator except a line feed. With
-    v1, only some controllers have a path with the job or pod, so the lines are judged together. If two lines name
-    different jobs, the job is unknown.
+    Each line is `hierarchy:controllers:path`. The path may contain colons and any separator except a line feed. In v1,
+    not every controller has a path with the job or pod, so the lines are judged together. If two lines name different
+    jobs, the job is unknown.
     """
     owners = [_parse_path(path) for path in (line.split(":", 2)[-1] for line in text.split("\n")[:LINES_MAX])]
     jobs = {owner.job for owner in owners if owner.job}
@@ -67,6 +72,7 @@ def parse_cgroup(text: str) -> ProcessOwner:
         job=job,
         step=steps[0] if steps else "",
         container=next((owner.container for owner in owners if owner.container), ""),
+        login=any(owner.login for owner in owners),
     )
 
 
@@ -75,10 +81,13 @@ def _parse_path(path: str) -> ProcessOwner:
     parts = [piece for part in path.split("/") for piece in part[: 2 * PART_MAX].split(":")]
     pods: list[str] = []
     container = job = step = ""
-    slurm = False
+    slurm = login = False
     for position, part in enumerate(parts):
         following = parts[position + 1] if position + 1 < len(parts) else ""
-        if match := POD.fullmatch(part):
+        if login or LOGIN.fullmatch(part):
+            login = True
+            container = match[1] if (match := CONTAINER.fullmatch(part)) else container
+        elif match := POD.fullmatch(part):
             pods.append(match[1].replace("_", "-"))
         elif match := CONTAINER.fullmatch(part):
             container = match[1]
@@ -92,4 +101,4 @@ def _parse_path(path: str) -> ProcessOwner:
             slurm = True
         elif job and not step and (match := STEP.fullmatch(part)):
             step = match[1]
-    return ProcessOwner(tuple(pods), slurm, job, step, container)
+    return ProcessOwner(tuple(pods), slurm, job, step, container, login)

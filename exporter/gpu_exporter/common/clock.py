@@ -1,8 +1,8 @@
 """The clocks of the project: the machine's clock, a compressed clock for the demo, a manual clock for tests.
 
-Code that needs the time takes a clock as an argument. Timeouts of sockets, threads and child processes are the
-exception: they always run in the machine's time, so they use time.monotonic (a test lists the modules that do).
-Monotonic seconds are for arithmetic. Wall seconds (Unix epoch) are for people and for time stamps of the driver.
+Code that needs the time takes a clock as an argument. Only timeouts of sockets, threads and child processes use
+time.monotonic, because they always run in the machine's time (a test lists these modules). Monotonic seconds are for
+arithmetic. Wall seconds (Unix epoch) are for people and for time stamps of the driver.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class Clock(Protocol):
     """The time source of all packages. All values are seconds."""
 
     def monotonic(self) -> float:
-        """Seconds of CLOCK_MONOTONIC: it never steps, and it stops during suspend."""
+        """Returns seconds of CLOCK_MONOTONIC: it never steps, and it stops during suspend."""
 
     def wall(self) -> float:
-        """Seconds since the Unix epoch; this clock may step."""
+        """Returns seconds since the Unix epoch; this clock may step."""
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         """Waits until `event` is set or `seconds` of this clock have passed; true if the event is set."""
@@ -42,10 +42,10 @@ SYSTEM_CLOCK = SystemClock()
 
 
 class CompressedClock:
-    """A clock that runs `speed` times as fast as the machine's, starting when it is created. Demo only.
+    """A clock that runs `speed` times as fast as the machine's, from its creation on. Demo only.
 
-    Between two calls it advances by at most `step_s`. On a busy machine the process may not run for a second; without
-    the limit, the simulation would then have minutes without a reading.
+    Between two calls it advances by at most `step_s`. Otherwise, a busy machine would leave minutes of the simulation
+    without a reading.
     """
 
     def __init__(self, speed: float, step_s: float) -> None:

@@ -27,7 +27,7 @@ NO_REASON = "it printed no reason"
 
 
 class CommandError(ForeignError):
-    """The command gave no usable result: not found, not started, too slow, too much output. The text names it."""
+    """A command without a usable result: not found, not started, too slow, too much output. The text names it."""
 
 
 class NotFound(CommandError):
@@ -41,8 +41,8 @@ class TooSlow(CommandError):
 class Done(NamedTuple):
     """The result of a command that ended.
 
-    `reason`: the first line of its standard error. If it ended with status 1 and wrote nothing there, the only line of
-    its output: there Slurm prints `Node n0 not found`. A command that failed always has a reason.
+    `reason`: the first line of its standard error, or after status 1 the only line of its output, where Slurm prints
+    errors such as `Node n0 not found`. A command that failed always has a reason.
     """
 
     status: int
@@ -51,12 +51,12 @@ class Done(NamedTuple):
 
 
 def search_path(environment: Mapping[str, str]) -> str:
-    """PATH, followed by the usual places; empty parts are dropped, since they mean the working directory."""
+    """PATH, followed by the usual places; empty parts are dropped, because they mean the working directory."""
     return os.pathsep.join(part for part in (*environment.get("PATH", "").split(os.pathsep), *PLACES) if part)
 
 
 def find(command: str) -> str | None:
-    """The path of the program, None if it is neither on PATH nor in PLACES."""
+    """Returns the path of the program, None if it is neither on PATH nor in PLACES."""
     return shutil.which(command, path=search_path(os.environ))
 
 

@@ -21,7 +21,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as one number with its unit, as in configuration files and PromQL: 5400 is `90m`, 0.5 is `500ms`."""
+    """Writes seconds as one number with a unit, as configuration files and PromQL do: 5400 is `90m`, 0.5 is `500ms`."""
     for unit, size in reversed(SECONDS.items()):
         if seconds >= size >= 1.0 and seconds % size == 0:
             return f"{seconds / size:.0f}{unit}"
@@ -29,7 +29,7 @@ def format_duration(seconds: float) -> str:
 
 
 def describe_duration(seconds: float) -> str:
-    """The two largest units, for a sentence: 75 seconds are `1m15s`, 7500 seconds are `2h5m`."""
+    """Returns the two largest units, for a sentence: 75 seconds are `1m15s`, 7500 seconds are `2h5m`."""
     whole = int(seconds)
     parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "m"), (whole % 60, "s")]
     first = next((i for i, (value, _) in enumerate(parts) if value), len(parts) - 1)
@@ -37,7 +37,7 @@ def describe_duration(seconds: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """An age for a narrow column: `0s`, `59s`, `12m`, `3h05m`, `2d04h`."""
+    """Returns an age for a narrow column: `0s`, `59s`, `12m`, `3h05m`, `2d04h`."""
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole}s"

@@ -1,4 +1,4 @@
-"""Errors whose text may quote other programs. They are not in fetch.py, since fetch.py loads an HTTP client."""
+"""Errors whose text may quote other programs. Separate from fetch.py, which loads an HTTP client."""
 
 from __future__ import annotations
 

@@ -20,12 +20,13 @@ WORDS = {
     Exit.DONE: "done",
     Exit.UNFORESEEN: "an unforeseen error",
     Exit.USAGE: "wrong usage or configuration",
-    Exit.NO_DATA: "no GPU data (--once), no evidence (reconcile)",
-    Exit.PARTIAL: "partial data or a GPU that asks for a reset (--once), partial evidence (reconcile)",
+    Exit.NO_DATA: "no GPU data (--once, report, job), no evidence (reconcile)",
+    Exit.PARTIAL: "partial data or a failed check of a GPU (--once), partial evidence (reconcile), unreadable "
+    "files (report), a job that was not measured or a source that failed (job)",
     Exit.DRIVER_REPLACED: "the driver was replaced under a running exporter",
 }
 
 
 def list_exits() -> str:
-    """One line for each code."""
+    """Lists the exit codes, one per line."""
     return "".join(f"  {code:d}  {words}\n" for code, words in WORDS.items())

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import http.client
 import json
+import re
 import socket
 import ssl
 import threading
@@ -32,10 +33,12 @@ MOST_BYTES = 64 * MIB
 class FetchError(AnswerError):
     """No answer arrived, or it exceeded a limit. The text is the address and the reason."""
 
-    def __init__(self, text: str, status: int | None = None) -> None:
-        """`status`: the HTTP status, None if there was no HTTP answer."""
+    def __init__(self, text: str, status: int | None = None, retry_after_s: int = 0) -> None:
+        """`status`: the HTTP status, None if there was no HTTP answer. `retry_after_s`: seconds after which the server
+        asks for the next try, 0 if it does not.
+        """
         super().__init__(text)
-        self.status = status
+        self.status, self.retry_after_s = status, retry_after_s
 
 
 class LimitError(FetchError):
@@ -99,8 +102,6 @@ class _WatchedTls(http.client.HTTPSConnection, _Watched):
 
 
 class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-    """Opens watched connections."""
-
     def __init__(self, deadline: _Deadline, context: ssl.SSLContext | None) -> None:
         super().__init__()
         self._deadline = deadline
@@ -151,7 +152,7 @@ def fetch_text(
     token.
 
     Raises FetchError: no answer, an HTTP error, more than `most_bytes`, or not complete within `within_s`. Its text
-    repeats no part of an answer except the reason that a PromQL API gives for its own errors.
+    quotes nothing of an answer but a PromQL API's reason for its own errors.
     """
     body = None if form is None else urllib.parse.urlencode(form).encode()
     sent = {**(headers or {}), **_authorization(address)}
@@ -165,7 +166,7 @@ def fetch_text(
         except FetchError:
             raise
         except urllib.error.HTTPError as exc:
-            raise FetchError(f"{address}: HTTP status {exc.code}{_reason(exc)}", exc.code) from exc
+            raise FetchError(f"{address}: HTTP status {exc.code}{_reason(exc)}", exc.code, _retry_after(exc)) from exc
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as exc:
             if deadline.is_over:
                 raise LimitError(f"{address}: no complete answer within {within_s:.3g} s") from exc
@@ -204,3 +205,9 @@ def _reason(error: urllib.error.HTTPError) -> str:
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
         return ""
     return f": {one_line(said, REASON_MAX)}" if isinstance(said, str) else ""
+
+
+def _retry_after(error: urllib.error.HTTPError) -> int:
+    """Seconds in the header Retry-After (RFC 9110, 10.2.3); 0 without the header, or if it is a date."""
+    text = error.headers.get("Retry-After", "")
+    return int(text) if re.fullmatch("[0-9]{1,6}", text) else 0

@@ -1,9 +1,9 @@
 """Writes files that other programs read: completely or not at all, and never through a link of another user.
 
-Reads files in one of two ways. `read_own` is for files that the program wrote or that lie where other users may write:
-it accepts only a regular file of a known user, and no link. `read_named` is for files that an administrator names. It
-follows links, since every file of a mounted Secret is a link, but the target must be a regular file that not every user
-may write to. Both limit the size. Neither opens a device, or waits for the writer of a FIFO.
+There are two ways to read a file. `read_own` is for files that the program wrote, or whose directory other users can
+write to. It accepts only a regular file of a known user, and no link. `read_named` is for files that an administrator
+names. It follows links, because every file of a mounted Secret is a link. The target must be a regular file that not
+every user can write to. Both ways limit the size, open no device, and never wait for the writer of a FIFO.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import stat
+import struct
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
@@ -25,15 +26,17 @@ PRIVATE = 0o600
 DIRECTORY = 0o755
 LINK = "it is a link, and links are not followed here"
 CHUNK = 256 * 1024
+ACL = "system.posix_acl_access"
+NOBODY = 0xFFFFFFFF  # the id of an entry that has none
 Check: TypeAlias = Callable[[os.stat_result], None]
 """Looks at a file before it is opened. Raises an error to refuse the file."""
 
 
 class SharedDirectory(PermissionError):
-    """Every user may write in a directory."""
+    """A directory is not safe, because every user can write in it."""
 
     def __init__(self, mode: int, path: Path) -> None:
-        reason = f"every user may write in it (mode {stat.S_IMODE(mode):04o}): chmod o-w"
+        reason = f"every user can write in it (mode {stat.S_IMODE(mode):04o}): chmod o-w"
         super().__init__(errno.EPERM, reason, str(path))
 
 
@@ -42,13 +45,16 @@ def accept(status: os.stat_result) -> None:
     del status
 
 
-def write_atomically(path: Path, body: bytes, mode: int = READABLE, *, is_durable: bool = False) -> None:
-    """Writes a new file beside `path` and rename it to `path`, so that a reader sees the old or the new file, never a
-    part. With `is_durable`, return only after the new file is safe against a power failure.
+def write_atomically(
+    path: Path, body: bytes, mode: int = READABLE, *, is_durable: bool = False, reader: int = 0
+) -> None:
+    """Writes a new file beside `path` and renames it to `path`, so that a reader sees the old or the new file, never a
+    part. With `is_durable`, returns only after the new file is safe against a power failure. `reader`: the uid of
+    another user who may read it, if the file system has access control lists.
 
-    Raises OSError; PermissionError if any user may create or rename files in the directory. After an error the old file
-    remains, and no other file is left beside it. Every step uses descriptors, because the owner of the directory may
-    replace a name by a link between two steps. A step by name would then change another file.
+    Raises OSError; PermissionError if any user may create or rename files in the directory. After an error, the old
+    file remains, and no other file is left beside it. Every step uses descriptors: between two steps by name, the owner
+    of the directory could replace a name by a link to another file.
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -60,6 +66,8 @@ def write_atomically(path: Path, body: bytes, mode: int = READABLE, *, is_durabl
             with os.fdopen(handle, "wb") as file:
                 file.write(body)
                 os.fchmod(handle, mode)
+                if reader:
+                    _let_read(handle, reader)
                 if is_durable:
                     file.flush()
                     os.fsync(handle)
@@ -74,11 +82,22 @@ def write_atomically(path: Path, body: bytes, mode: int = READABLE, *, is_durabl
         os.close(directory)
 
 
-def open_log(path: Path, mode: int) -> int:
-    """The descriptor of a file to which this program appends lines; a missing file is created.
+def _let_read(handle: int, uid: int) -> None:
+    """Lets one more user read an open file of mode PRIVATE. Does nothing without access control lists.
 
-    Raises OSError: also for a link, for anything but a regular file, and for the file of a user who is neither root nor
-    the user of this process.
+    The attribute has a version, then tag, permissions and id of each entry (linux/posix_acl_xattr.h): the owner, the
+    user, the group, the mask of the two, and others.
+    """
+    entries = ((0x01, 6, NOBODY), (0x02, 4, uid), (0x04, 0, NOBODY), (0x10, 4, NOBODY), (0x20, 0, NOBODY))
+    with contextlib.suppress(OSError):
+        os.setxattr(handle, ACL, struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *each) for each in entries))
+
+
+def open_log(path: Path, mode: int) -> int:
+    """Opens a file to which this program appends lines, and creates it if it is missing. Returns the descriptor.
+
+    Raises OSError if the file cannot be opened, is a link or not a regular file, or belongs to a user who is neither
+    root nor the user of this process.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -123,7 +142,7 @@ def write_whole(handle: int, data: bytes) -> None:
 
 
 def read_gzip(path: Path, most: int) -> bytes:
-    """The unpacked content of a gzip file. Raises ValueError for more than `most` bytes; also OSError, EOFError.
+    """Unpacks a gzip file. Raises ValueError for more than `most` bytes; also OSError, EOFError.
 
     The limit is needed because a file of 3 MB can contain 3 GB.
     """
@@ -142,10 +161,10 @@ def read_gzip(path: Path, most: int) -> bytes:
 
 
 def read_own(path: Path | str, most: int, uids: Collection[int] = (), check: Check = accept) -> bytes:
-    """The content of a file that this program wrote, or that lies where other users may write.
+    """Reads a file that this program wrote, or whose directory other users can write to.
 
-    Raises OSError: also for a link, for anything but a regular file, for more than `most` bytes, and for the file of a
-    user who is neither root nor the user of this process nor in `uids`; and the errors of `check`.
+    Raises OSError if the file cannot be read, is a link or not a regular file, has more than `most` bytes, or belongs
+    to a user who is neither root nor the user of this process nor in `uids`. Raises each error that `check` raises.
     """
 
     def is_ours(status: os.stat_result) -> None:
@@ -157,15 +176,15 @@ def read_own(path: Path | str, most: int, uids: Collection[int] = (), check: Che
 
 
 def read_kept(path: Path, most: int, check: Check = accept) -> bytes:
-    """As `read_own`, for a file in a state directory. Files of the directory's owner are accepted too.
+    """Reads like `read_own`, from a state directory. Also accepts files of the directory's owner.
 
-    Raises PermissionError too if every user may write in the directory.
+    Raises PermissionError too if every user can write in the directory.
     """
     return read_own(path, most, (check_kept(path.parent),), check)
 
 
 def read_named(path: Path, most: int) -> bytes:
-    """The content of a file that `open_named` accepts. Raises OSError; also for more than `most` bytes."""
+    """Reads a file that `open_named` accepts. Raises OSError, e.g. if it has more than `most` bytes."""
     with open_named(path) as file:
         return read_within(file, path, most)
 
@@ -173,12 +192,12 @@ def read_named(path: Path, most: int) -> bytes:
 def open_named(path: Path) -> BinaryIO:
     """Opens for reading a file that an administrator names. Follows links.
 
-    Raises OSError: also for anything but a regular file, and for a file that every user may write to.
+    Raises OSError if the file cannot be opened or is not a regular file, or if every user can write to it.
     """
 
     def is_safe(status: os.stat_result) -> None:
         if status.st_mode & stat.S_IWOTH:
-            reason = f"every user may write to it (mode {stat.S_IMODE(status.st_mode):04o}): chmod o-w"
+            reason = f"every user can write to it (mode {stat.S_IMODE(status.st_mode):04o}): chmod o-w"
             raise PermissionError(errno.EPERM, reason, str(path))
 
     return open_regular(path, is_safe, follows=True)
@@ -192,7 +211,8 @@ def open_regular(
     `check`: gets the file's status before the file is opened, and raises an error to refuse the file. `follows`:
     whether `path` may be a link. `directory`: descriptor of the directory in which `path` is looked up.
 
-    Raises OSError; also for anything but a regular file, and if another process holds a lease on it.
+    Raises OSError if the file cannot be opened or is not a regular file, or if another process holds a file
+    lease on it (fcntl F_SETLEASE).
     """
     flags = os.O_PATH | os.O_CLOEXEC | (0 if follows else os.O_NOFOLLOW)
     handle = os.open(path, flags, dir_fd=directory)
@@ -203,13 +223,13 @@ def open_regular(
         # Without O_NONBLOCK, open waits up to lease-break-time (45 s) for the holder of a lease: fcntl(2).
         return os.fdopen(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except BlockingIOError as exc:
-        raise OSError(errno.EBUSY, "another process holds a lease on it", str(path)) from exc
+        raise OSError(errno.EBUSY, "another process holds a file lease on it (fcntl F_SETLEASE)", str(path)) from exc
     finally:
         os.close(handle)
 
 
 def read_within(file: BinaryIO, path: Path | str, most: int) -> bytes:
-    """The content of an open file. Raises OSError; also for more than `most` bytes."""
+    """Reads an open file to its end. Raises OSError if it cannot be read or has more than `most` bytes."""
     is_longer = os.fstat(file.fileno()).st_size > most
     data = None if is_longer else _read_up_to(file, most)
     if data is None:
@@ -231,7 +251,7 @@ def _read_up_to(file: BinaryIO | gzip.GzipFile, most: int) -> bytes | None:
 
 
 def lock_kept(path: Path) -> int:
-    """The descriptor of a locked file; a missing file is created. Closing the descriptor ends the lock.
+    """Locks a file, and creates it if it is missing. Returns the descriptor; closing it ends the lock.
 
     Raises OSError: BlockingIOError if another process has the lock; also for a file that `open_log` refuses.
     """
@@ -246,8 +266,8 @@ def lock_kept(path: Path) -> int:
 
 @contextlib.contextmanager
 def in_memory(content: bytes) -> Iterator[str]:
-    """Yields the path of a file in memory with this content, which only this process has. OpenSSL reads certificates
-    and keys only from paths, and the named files may have changed since they were read.
+    """Yields a path to this content in memory, which only this process can use. OpenSSL reads certificates only from
+    paths, and the original files may have changed since they were read.
     """
     with os.fdopen(os.memfd_create("content"), "wb") as file:
         file.write(content)
@@ -270,8 +290,8 @@ def _refuse_foreign(status: os.stat_result, path: Path | str, uids: Collection[i
 def refuse_shared(directory: int, path: Path) -> None:
     """Raises PermissionError if every user may rename files in an open directory.
 
-    A sticky bit prevents that. write_atomically accepts such a directory, because it always creates a new file, and
-    opens no file of another user.
+    A directory with a sticky bit is accepted, because write_atomically creates a new file, and opens no file of another
+    user.
     """
     mode = os.fstat(directory).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -279,7 +299,8 @@ def refuse_shared(directory: int, path: Path) -> None:
 
 
 def check_kept(directory: Path) -> int:
-    """The owner of a state directory. Raises SharedDirectory if every user may write in it, even with a sticky bit.
+    """Returns the owner of a state directory. Raises SharedDirectory if every user can write in it, even with a sticky
+    bit.
 
     Another user could create a file there first, and this program would read it, lock it or connect to it.
     """
@@ -292,7 +313,7 @@ def check_kept(directory: Path) -> int:
 def make_directory(path: Path) -> None:
     """Creates a state directory and its missing parents, with DIRECTORY's permissions regardless of the umask.
 
-    Raises OSError; PermissionError if the directory exists and another user may write in it. The directory's group may
+    Raises OSError; PermissionError if the directory exists and another user can write in it. The directory's group may
     write, because a pod's volume belongs to the pod's group.
     """
     for missing in [place for place in (*reversed(path.parents), path) if not place.exists()]:
@@ -300,5 +321,5 @@ def make_directory(path: Path) -> None:
             missing.mkdir(DIRECTORY)
     owner = check_kept(path)
     if owner not in (0, os.geteuid()):
-        reason = f"it belongs to another user (uid {owner}), who may write in it: chown it to uid {os.geteuid()}"
+        reason = f"it belongs to another user (uid {owner}), who can write in it: chown it to uid {os.geteuid()}"
         raise PermissionError(errno.EPERM, reason, str(path))

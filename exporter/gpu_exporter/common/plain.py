@@ -25,7 +25,7 @@ def one_line(text: str, most: int = LINE_MAX) -> str:
 
 
 def encodable(text: str) -> str:
-    """The text in a form that UTF-8 can encode: a lone surrogate, from JSON or a file name, becomes an escape."""
+    """Makes a text fit for UTF-8: a lone surrogate, from JSON or a file name, becomes an escape."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -42,7 +42,7 @@ def shorten(text: str, most: int) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that was probably meant, "" if none is similar."""
+    """Returns the known word that was probably meant, "" if none is similar."""
     import difflib  # needed only for an error
 
     by_lower = {each.lower(): each for each in known}
@@ -51,26 +51,26 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def describe_bug(exc: BaseException) -> str:
-    """A text for people about an exception that only a bug can raise. The caller must log the traceback."""
+    """Returns a text for people about an exception that only a bug can raise. The caller must log the traceback."""
     reason = one_line(str(exc), REASON_MAX)
     return f"internal error ({type(exc).__name__}: {reason}): report it with the traceback in the log"
 
 
 def describe_yaml(exc: Exception) -> str:
-    """The error text for invalid YAML, with line and column. Quotes nothing from the file, which may hold a secret or
-    be the wrong file.
+    """Returns the error text for invalid YAML, with line and column. Quotes nothing from the file, which may hold a
+    secret or be the wrong file.
     """
     mark = getattr(exc, "problem_mark", None)
     return "not valid YAML" + (f": see line {mark.line + 1}, column {mark.column + 1}" if mark is not None else "")
 
 
 def utc(wall: float) -> datetime:
-    """Unix seconds as a date; a value out of range, from a wrong clock or peer, becomes the nearest valid date."""
+    """Converts Unix seconds to a date; a value out of range, from a wrong clock or peer, becomes the nearest date."""
     return datetime.fromtimestamp(0.0 if math.isnan(wall) else min(max(wall, 0.0), LAST_WALL), timezone.utc)
 
 
 def layout(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> list[str]:
-    """The lines of a table: header, then rows. Columns are two spaces apart; those in `right` are right-aligned."""
+    """Lays out a table: header, then rows. Columns are two spaces apart; those in `right` are right-aligned."""
     lines = [header, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return [
@@ -80,3 +80,12 @@ def layout(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozense
         ).rstrip()
         for line in lines
     ]
+
+
+def percent(share: float | None) -> str:
+    """A share for people, "-" if it is unknown. Only all is 100 %, and only nothing is 0 %."""
+    if share is None:
+        return "-"
+    if 0.0 < share < 0.005:
+        return "<1%"
+    return f"{math.floor(100.0 * share + 0.5) if share <= 0.99 or share >= 1.0 else 99:d}%"

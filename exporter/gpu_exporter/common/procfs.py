@@ -1,4 +1,4 @@
-"""Reads /proc with limits: two files of a process, `stat` and `cgroup`, never its command line or environment."""
+"""Reads files of /proc with limits on their size. Never reads the command line or the environment of a process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Stat(NamedTuple):
 
 
 def parse_stat(text: str) -> Stat | None:
-    """The fields of one /proc/PID/stat, None if the text is invalid. A process name may contain brackets and spaces."""
+    """Parses one /proc/PID/stat, None if invalid. A process name may contain brackets and spaces."""
     head, bracket, rest = text.rpartition(")")
     fields = rest.split()
     # Indexes are the numbers of proc_pid_stat(5) minus 3, because the two fields before the bracket are cut off and the
@@ -56,7 +56,7 @@ class Procfs:
         self._root = root
 
     def is_host(self) -> bool:
-        """Whether this /proc shows the host's processes: only then pid 2 is the kernel's kthreadd."""
+        """Returns whether this /proc shows the host's processes. There, pid 2 is the kernel's kthreadd."""
         stat = self.stat(KTHREADD)
         return stat is not None and stat.name == "kthreadd" and bool(stat.flags & PF_KTHREAD)
 
@@ -79,13 +79,13 @@ class Procfs:
         return None if seconds is None else seconds + 0.0
 
     def stat(self, pid: int) -> Stat | None:
-        """The parsed `stat` file. None as for `text`."""
+        """Returns the parsed `stat` file. None if `text` returns None, or if the file is invalid."""
         text = self.text(pid, "stat")
         return None if text is None else parse_stat(text)
 
     def text(self, pid: int, name: str, most: int = READ_MAX) -> str | None:
-        """The text of one file of less than `most` bytes. None if it is longer, if the process has ended, or if hidepid
-        or missing permissions hide the file.
+        """Returns the text of one file of less than `most` bytes. None if it is longer, if the process has ended, or if
+        hidepid or missing permissions hide the file.
         """
         try:
             descriptor = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)

@@ -15,7 +15,7 @@ LAST_TICK_S = 0.5  # for a tick that runs when the signal arrives; a longer tick
 
 
 class _Follower:
-    """Runs the actions of signals in a separate thread. One per process, since Python has one pipe for all signals."""
+    """Runs the actions of signals in a separate thread. One per process: Python has one pipe for all signals."""
 
     def __init__(self) -> None:
         self.actions: dict[int, Callable[[], object]] = {}
@@ -44,10 +44,9 @@ def _nothing(*_: object) -> None:
 def follow_signals(actions: Mapping[signal.Signals, Callable[[], object]]) -> Task:
     """Calls `actions[number]` in a separate thread for each signal that arrives. Returns the thread's task.
 
-    Raises NoThread. Python runs a signal handler only between two steps of the main thread: too late for a thread that
-    is about to wait for a lock. A handler may also interrupt code that holds the lock which the handler needs, as in
-    Event.set. So the interpreter writes the signal's number into a pipe (signal.set_wakeup_fd), and the thread reads
-    it.
+    Raises NoThread. Python runs a signal handler only between two steps of the main thread, which may then wait for a
+    lock. A handler may even need a lock that the interrupted code holds, as in Event.set. So the interpreter writes the
+    signal's number into a pipe (signal.set_wakeup_fd), and the thread reads it.
     """
     follower = _follower()
     for number, action in actions.items():
@@ -57,7 +56,7 @@ def follow_signals(actions: Mapping[signal.Signals, Callable[[], object]]) -> Ta
 
 
 def stop_on_signal() -> threading.Event:
-    """An event that is set after SIGTERM or SIGINT. Raises NoThread."""
+    """Returns an event that is set after SIGTERM or SIGINT. Raises NoThread."""
     stop = threading.Event()
     follow_signals({signal.SIGTERM: stop.set, signal.SIGINT: stop.set})
     return stop

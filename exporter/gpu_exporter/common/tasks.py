@@ -70,15 +70,13 @@ class Task:
         self._turned = None
 
     def late_s(self) -> float | None:
-        """Seconds since the last turn began; None while this is within the normal time."""
+        """Returns seconds since the last turn began; None while this is within the normal time."""
         turned = self._turned
         late_s = 0.0 if turned is None else time.monotonic() - turned
         return late_s if late_s > self._late_s else None
 
 
 class Tasks:
-    """The tasks of a process."""
-
     def __init__(self) -> None:
         self._all: list[Task] = []
         self._late: frozenset[str] = frozenset()
@@ -87,11 +85,11 @@ class Tasks:
         self._all += tasks
 
     def failures(self) -> Mapping[str, int]:
-        """The number of failed turns, by task."""
+        """Returns the number of failed turns, by task."""
         return {task.name: task.failures for task in self._all}
 
     def list_late(self) -> list[str]:
-        """A text for each task that no longer turns."""
+        """Returns a text for each task that no longer turns."""
         late = [(task.name, task.late_s()) for task in self._all]
         return [_describe(name, seconds) for name, seconds in late if seconds is not None]
 
@@ -108,6 +106,6 @@ class Tasks:
 
 def _describe(name: str, seconds: float) -> str:
     return (
-        f"the task {name} has not worked for {seconds:.0f} s: a call hangs in it, or it has ended. Its data ages. "
-        "Restart the process if the task does not continue"
+        f"the task {name} has not worked for {seconds:.0f} s: a call hangs in it, or it has ended. Its data "
+        "become old. Restart the process if the task does not continue"
     )

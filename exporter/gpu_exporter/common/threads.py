@@ -21,8 +21,8 @@ def start(thread: threading.Thread) -> None:
         thread.start()
     except RuntimeError as exc:
         raise NoThread(
-            f"no thread can be started ({exc}): raise the limit of tasks (TasksMax= of the unit, the pod's pids limit, "
-            "ulimit -u), or find the process that uses them up"
+            f"cannot start a thread ({exc}): raise the limit of tasks (TasksMax= of the unit, the pod's pids "
+            "limit, ulimit -u), or end the process that uses them up"
         ) from exc
 
 
@@ -35,11 +35,11 @@ class _End:
 
 
 def run_ahead(call: Callable[[T], R], items: Iterable[T], workers: int, name: str) -> Iterator[R]:
-    """Yields the result of `call` for each item, in any order. Each worker computes at most two results ahead of the
+    """Yields the result of `call` for each item, in any order. Each worker stays at most two results ahead of the
     caller.
 
-    Raises NoThread, and any exception of `call`. The threads are daemons: a call that hangs does not keep the program
-    alive.
+    Raises NoThread, and each error that `call` raises. The threads are daemons: a call that hangs does not keep the
+    program alive.
     """
     results: queue.SimpleQueue[R | _Failure | _End] = queue.SimpleQueue()
     source, lock = iter(items), threading.Lock()

@@ -1,8 +1,8 @@
 """Identifiers of a vendor's GPUs in Kubernetes, in Slurm and on the PCI bus.
 
-A backend (the code that reads one kind of GPU) names its vendor. The sources of holders and the inventory use that
-vendor. The reconciler has no backend: it treats pods that ask for resources of any vendor in VENDORS as holders. Other
-code names NVIDIA only in hints for people: how to see MIG instances, nvidia-smi, MPS, and persistence mode.
+A backend (the code that reads one kind of GPU) names its vendor, for the sources of holders and the inventory. The
+reconciler has no backend: it treats pods with resources of any vendor in VENDORS as holders. Other code names NVIDIA
+only in hints for people.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Vendor(NamedTuple):
     `resource`: Kubernetes resources whose devices are GPUs or parts of GPUs. `replica`: the suffix of an id that
     identifies one of several replicas of a device; the other patterns match ids without it. `device_id`: ids of device
     plugins that are the driver's own ids. `numbered_id`: ids that contain the number of the device file; groups minor
-    and instance. `unfaithful_id`: ids that begin with the driver's id (group id), but may name a device other than the
-    pod got. `cdi_id`: names of the Container Device Interface; group name is the driver's name or a position.
+    and instance. `unfaithful_id`: ids that begin with a driver's id (group id), which may not be the pod's device.
+    `cdi_id`: names of the Container Device Interface; group name is the driver's name or a position.
 
     `claim_driver`: drivers of dynamic resource allocation that allocate GPUs. `claim_device`: the names that these
     drivers give to devices; group minor, and for a MIG instance also profile and placed, or plain. `claim_elsewhere`:
@@ -29,8 +29,9 @@ class Vendor(NamedTuple):
     `device_file`: path of the device file, with its number. `device_major`: the major number of the device file, which
     identifies a link of any name. `device_file_name`: the path as shown to people. `capability_file`: path of a file
     that opens a part of a GPU. `autodetect`: the AutoDetect values of Slurm's gres.conf that list GPUs in the driver's
-    order. `pci_vendor`: the vendor id as in sysfs. `kernel_driver`: the kernel module that the driver uses.
-    `visible_variable`: the variable that tells a container which GPUs it got.
+    order. `autodetect_files`: the values that list GPUs in the order of the names of their device files. `pci_vendor`:
+    the vendor id as in sysfs. `kernel_driver`: the kernel module that the driver uses.
+    `visible_variable`: the environment variable that lists the GPUs of a container.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Vendor(NamedTuple):
     device_file_name: str
     capability_file: re.Pattern[str]
     autodetect: frozenset[str]
+    autodetect_files: frozenset[str]
     pci_vendor: str
     kernel_driver: str
     visible_variable: str
@@ -105,6 +107,7 @@ NVIDIA = Vendor(
     device_file_name="/dev/nvidiaN",
     capability_file=re.compile(r".*nvidia-cap(\d{1,6})"),
     autodetect=frozenset(("nvml",)),
+    autodetect_files=frozenset(("nvidia",)),
     pci_vendor="0x10de",
     kernel_driver="nvidia",
     visible_variable="NVIDIA_VISIBLE_DEVICES",

@@ -14,11 +14,11 @@ from gpu_exporter.diagnosis.state import Window
 
 FIRST_S = 60.0  # a holder that was seen within this time after the first complete poll may be much older
 STALE_S = 300.0  # without a look for this time, its cgroup is gone, or the looks fail
-KNOWN_MIN = 0.9  # share of the held time that must be known to say that a GPU has never worked
+KNOWN_MIN = 0.9  # share of the held time that must be known before a GPU counts as never used
 
 
 class NodeCases:
-    """The cases of one moment."""
+    """Builds the case of each allocation, from the records of one moment."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class NodeCases:
         self._held = self._share_of(records.holders)
 
     def describe(self, subject: AllocationId) -> CauseCase | None:
-        """One allocation; None if it is not shown any more."""
+        """Returns the case of one allocation. None if the allocation is no longer shown."""
         record, window = self._by_id.get(subject), self._windows.get(subject)
         if record is None or window is None:
             return None
@@ -84,12 +84,12 @@ class NodeCases:
         return HeldGpu(unit.uuid, str(index), _mean(window), window.processes, window.idle_run_s, window.spin)
 
     def _fresh(self, looks: tuple[HostLook, ...]) -> tuple[HostLook, ...]:
-        """The looks; none if the newest one is older than STALE_S."""
+        """Returns the looks, or an empty tuple if the newest look is older than STALE_S."""
         is_old = bool(looks) and self._records.monotonic - looks[-1].evidence.end > STALE_S
         return () if is_old else looks
 
     def _have_worked(self, records: Sequence[HolderRecord]) -> bool | None:
-        """Whether any GPU has worked for this holder: True, False if certainly none has, otherwise None."""
+        """Whether any GPU has worked for this holder. False only if certainly no GPU has; None if unknown."""
         found = [self._has_worked(record) for record in records]
         return True if True in found else None if None in found else False
 

@@ -1,4 +1,4 @@
-"""Publishes a new state only after it has lasted for a time. A milder state (busy after idle) is published at once."""
+"""Publishes a new state only after it has lasted for a while; a milder state (busy after idle) at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StateHold:
         self._held: dict[AllocationId, _HeldState] = {}
 
     def publish(self, now: float, judged: Mapping[AllocationId, Verdict]) -> dict[AllocationId, Verdict]:
-        """Returns the verdicts to publish. Forgets allocations that have no present verdict in `judged`."""
+        """Returns the verdicts to publish. Forgets the allocations that are not in `judged`."""
         self._held = {key: self._next(now, self._held.get(key), verdict) for key, verdict in judged.items()}
         return {key: held.published for key, held in self._held.items()}
 

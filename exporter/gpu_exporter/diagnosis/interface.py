@@ -1,4 +1,4 @@
-"""The interface of diagnosis for the agent: the node's data that it needs, its results, and the shared records."""
+"""The interface between diagnosis and agent: the data of the node, the results, and the shared records."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ class JudgedNode(Protocol):
     """The functions of the node that diagnosis calls."""
 
     def list_held(self) -> HeldNow:
-        """The present allocations and the last answers of the GPUs."""
+        """Returns the present allocations and the last answers of the GPUs."""
 
     def list_suspects(self) -> Sequence[Suspect]:
-        """The holders with a GPU in a run without progress, whose hosts must be read."""
+        """Returns the holders with a GPU in a run without progress, whose hosts must be read."""
 
     def hear_host(self, who: Who, progress: HostProgress) -> None:
         """Takes a holder's activity on its host, such as disk traffic or steps of its training loop."""
@@ -95,7 +95,7 @@ class JudgedNode(Protocol):
         """Mean utilization of these units between two times (monotonic seconds), None if it is unknown."""
 
     def touch(self) -> None:
-        """Notes that data have changed which are published."""
+        """Notes that published data have changed."""
 
 
 class NodeDiagnosis:
@@ -109,7 +109,9 @@ class NodeDiagnosis:
         gather: Callable[[], Standings],
         works: HostWorks | None = None,
     ) -> None:
-        """`gather`: returns the present state of the node. `works`: holders' use of CPUs and disks, None if unread."""
+        """`gather`: returns the present state of the node. `works`: holders' use of CPUs and disks, None if it is not
+        read.
+        """
         self._node, self._gather, self._clock, self._works = node, gather, clock, works
         self._loop = DiagnosisLoop(settings, self._describe, clock)
         self._looks = NodeEvidence()
@@ -118,7 +120,7 @@ class NodeDiagnosis:
 
     @property
     def task(self) -> Task:
-        """The task that `run` is."""
+        """The task that counts the successes and failures of `run`."""
         return self._loop.task
 
     @property
@@ -135,7 +137,7 @@ class NodeDiagnosis:
         self._loop.run(stop)
 
     def host_node(self) -> HostNode:
-        """The functions that the reader of the holders' hosts calls."""
+        """Returns the functions that HostLoop calls."""
         return HostNode(
             self._count_held,
             self._node.list_suspects,

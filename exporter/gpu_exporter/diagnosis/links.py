@@ -21,8 +21,8 @@ class LinkHistory:
     def add(self, snapshot: DeviceSnapshot) -> None:
         """Remembers the link if the GPU works in this snapshot and in the previous one.
 
-        The link is read less often than the utilization. When work begins, its last reading still dates from the time
-        at rest.
+        The link is read less often than the utilization, so its last reading may be from the time at rest before the
+        work.
         """
         was_busy, self._is_busy = self._is_busy, (snapshot.facts.utilization or 0.0) > 0.0
         while self._entries and self._entries[0][0] < snapshot.monotonic - self._window_s:
@@ -32,7 +32,7 @@ class LinkHistory:
             self._entries.append((snapshot.monotonic, link, most))
 
     def best(self) -> tuple[float, str] | None:
-        """The link's share of its maximum bandwidth, and both bandwidths as text. None after too few readings."""
+        """Returns the link's share of its maximum bandwidth, and both as text. None after too few readings."""
         if len(self._entries) < LOOKS_MIN:
             return None
         _, link, most = max(self._entries, key=lambda entry: entry[1] / entry[2])

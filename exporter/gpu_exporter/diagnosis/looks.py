@@ -15,7 +15,7 @@ LOOKS_MAX = 40  # one every 15 s
 
 
 class NodeEvidence:
-    """Not thread-safe: the node's lock protects it."""
+    """The recent looks at the node's holders. Not thread-safe: NodeDiagnosis holds its lock during each call."""
 
     def __init__(self) -> None:
         self._looks: dict[Who, deque[HostLook]] = {}
@@ -35,7 +35,7 @@ class NodeEvidence:
         self._looks = {who: looks for who, looks in self._looks.items() if who in whos}
 
     def looks(self, who: Who | None) -> tuple[HostLook, ...]:
-        """The looks at a holder, oldest first."""
+        """Returns the looks at a holder, oldest first."""
         return tuple(self._looks.get(who, ())) if who is not None else ()
 
 
@@ -46,7 +46,9 @@ def list_subjects(
     *,
     processes_proven: bool,
 ) -> list[HostSubject]:
-    """The holders of the allocations in `unwell`, with all their GPUs here. `answered`: last snapshots by UUID."""
+    """Lists the holders of the allocations in `unwell`, with all their GPUs here. `answered`: last snapshots by
+    UUID.
+    """
     wanted = {identify(each.holder) for each in allocations if (each.unit, each.holder.key) in unwell} - {None}
     gpus: dict[Who, dict[str, RankedGpu]] = {}
     unknown: set[Who] = set()

@@ -45,8 +45,8 @@ class DiagnosisInput(NamedTuple):
 class Findings(NamedTuple):
     """The results of the last judgement.
 
-    `throttling`: by UUID, for GPUs where it is known. `causes`: causes of the published states. `unwell`: allocations
-    with a present state other than healthy, even if the state is not published yet.
+    `throttling`: the throttling of each GPU where it is known, by UUID. `causes`: causes of the published states.
+    `unwell`: allocations with a present state other than healthy, even if the state is not published yet.
     """
 
     verdicts: Mapping[AllocationId, Verdict] = {}

@@ -17,7 +17,7 @@ from gpu_exporter.diagnosis.stalls.rules import StallRules
 
 
 class StateRules(NamedTuple):
-    """Ratios are 0 to 1, `window_s` is in seconds."""
+    """Thresholds of the states. Ratios are 0 to 1, `window_s` is in seconds."""
 
     window_s: float
     coverage_min: float
@@ -26,17 +26,17 @@ class StateRules(NamedTuple):
     high_ratio: float
     throttled_share: float
     inefficient_sm: float = 0.25
-    """busy_inefficient: SM activity below this at utilization above diagnosis.low_mean ..."""
+    """In the state busy_inefficient, SM activity is below this, and utilization above diagnosis.low_mean."""
     inefficient_dram: float = 0.5
-    """... unless the memory is as active as this: the kernel waits for memory ..."""
+    """In the state busy_inefficient, memory activity is below this. Above it, the kernel waits for memory."""
     inefficient_over_s: float = HOUR_S
-    """... for this time"""
+    """Seconds over which the state busy_inefficient is judged."""
     spin_min: float = StallRules().utilization_min
-    """from this utilization on, a GPU may only wait"""
+    """A GPU with at least this utilization may only be waiting."""
 
 
 def state_rules(settings: Settings) -> StateRules:
-    """The settings that states are judged by."""
+    """Returns the thresholds from the site's settings."""
     return StateRules(
         window_s=settings.diagnosis.window,
         coverage_min=settings.diagnosis.coverage_min,
@@ -56,8 +56,9 @@ class Window(NamedTuple):
     - `active_by`: the witnesses of the unit's last activity (UnitTotals). `processes`: number of contexts on the unit
       now.
     - `throttled_share`: share of the window with the longest harmful throttle reason.
-    - `lag_s`: the age of the newest readings, which wait until the holder is confirmed.
-    - `gap`: why a part of the time is unknown, "" without a reason. `note`: an unused value of the GPU, "" for none.
+    - `lag_s`: the age of the newest readings here; later readings wait until the holder is confirmed.
+    - `gap`: why a part of the time is unknown, "" without a reason. `note`: why the GPU's power is not used, "" if it
+      is.
     - `spin`: the run without progress. `hour`: means of the last hour.
     """
 
@@ -77,13 +78,13 @@ class Window(NamedTuple):
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile of a non-empty sequence. `share`: 0 to 1."""
+    """Returns the nearest-rank percentile of a non-empty sequence. `share`: 0 to 1."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def judge_state(window: Window, rules: StateRules) -> Verdict:
-    """The state of one allocation, with its evidence as text."""
+    """Returns the state of one allocation, with its evidence as text."""
     verdict = _judge(window, rules)
     return verdict._replace(evidence=f"{verdict.evidence}; {window.note}") if window.note else verdict
 
@@ -92,7 +93,7 @@ def _judge(window: Window, rules: StateRules) -> Verdict:
     known = [value for value in window.values if value is not None]
     if window.held_s < rules.coverage_min * rules.window_s:
         seen, whole = describe_duration(window.held_s), describe_duration(rules.window_s)
-        return Verdict("unknown", f"seen for only {seen}, but states are judged over {whole}")
+        return Verdict("unknown", f"seen for only {seen}; a state needs {whole}")
     if not known:
         return Verdict("unknown", window.gap or "no source of activity")
     coverage = len(known) / len(window.values)
@@ -114,7 +115,7 @@ def _judge(window: Window, rules: StateRules) -> Verdict:
         return Verdict("low", f"mean {mean:.0%}")
     if low >= rules.spin_min and window.spin is not None and window.spin.is_blind:
         return Verdict(
-            "unknown", f"mean {mean:.0%}, but nothing shows whether it makes progress: {window.spin.unknown}"
+            "unknown", f"mean {mean:.0%}, but it is unknown whether the holder makes progress: {window.spin.unknown}"
         )
     if window.hour is not None and _is_inefficient(window.hour, rules):
         hour, over = window.hour, describe_duration(rules.inefficient_over_s)
@@ -135,17 +136,17 @@ def _describe_stall(spin: Spin) -> str:
 
 
 def _judge_zero(window: Window, needed_s: float) -> Verdict:
-    """The state if utilization was 0 in all known time. It is idle only if all witnesses were quiet as long."""
+    """The state if utilization was 0 in all known time. The state is idle only if all witnesses were quiet as long."""
     run_s = window.idle_run_s or 0.0
     idle = describe_duration(run_s)
     witnesses = f"{' and '.join(window.active_by)} showed activity" if window.active_by else ""
     if run_s <= 0.0:
         return Verdict("unknown", f"utilization 0, but {witnesses or 'not all witnesses are known'}")
     if run_s < needed_s:
-        before = f"{witnesses} before" if witnesses else "the time before is not known"
+        before = f"{witnesses} before" if witnesses else "the time before the idle time is unknown"
         return Verdict("unknown", f"utilization 0, but idle only for {idle}: {before}")
     if window.witnesses < WITNESSES_MIN:
-        return Verdict("unknown", f"idle for {idle} by one witness only: this GPU reports nothing else that proves it")
+        return Verdict("unknown", f"idle for {idle}, but only one witness shows it: this GPU reports no other witness")
     if window.processes == 0.0:
         return Verdict("held_no_process", f"idle for {idle}, no process on the GPU")
     return Verdict("held_idle", f"idle for {idle}")

@@ -30,7 +30,7 @@ class ThrottleHistory:
             self._entries.append((snapshot.monotonic, counters))
 
     def worst(self) -> Throttling | None:
-        """The harmful reason that lasted for the largest share of the window. None while unknown."""
+        """Returns the harmful reason that lasted for the largest share of the window. None while unknown."""
         if len(self._entries) < 2:
             return None
         (start, first), (end, last) = self._entries[0], self._entries[-1]

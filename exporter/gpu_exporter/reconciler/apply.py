@@ -16,17 +16,17 @@ log = logging.getLogger(__name__)
 
 
 class Leadership(Protocol):
-    """Decides which of several processes writes. It is a Protocol because the Lease needs the kubernetes client."""
+    """Decides which of several processes writes. A Protocol, because the Lease needs the kubernetes client."""
 
     def may_write(self) -> bool:
-        """Whether this process certainly may write."""
+        """Returns whether this process certainly may write."""
 
     def wait(self, seconds: float) -> bool:
         """Waits at most `seconds` until this process may write. Returns whether it may write now."""
 
 
 class ApplyRuns:
-    """Runs of one cycle."""
+    """Runs the cycle, if this process may write."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ApplyRuns:
     ) -> None:
         """`leadership`: None if there is no other process.
         `wait_s`: how long a run waits for leadership (seconds).
-        `forget`: called while another process decides, since the memory of this process then becomes outdated.
+        `forget`: called while another process decides, because the memory of this process then becomes outdated.
         """
         self._cycle = cycle
         self._telemetry = telemetry
@@ -72,7 +72,8 @@ class ApplyRuns:
         self._rest_until = began + self._cycle.rest_s
         self._telemetry.note_odd(self._cycle.odd, self._cycle.foreign)
         self._telemetry.note_surveyed(self._cycle.surveyed, self._cycle.unreadable)
-        self._telemetry.note_cycle(began, not problem, self._cycle.standing, self._cycle.decisions, self._cycle.frozen)
+        cycle = self._cycle
+        self._telemetry.note_cycle(began, not problem, cycle.standing, cycle.decisions, cycle.frozen, cycle.unmarked)
         if problem != self._last_problem:  # once, not in every run
             if problem:
                 log.warning("cycle incomplete: %s", problem)

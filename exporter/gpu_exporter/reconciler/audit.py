@@ -1,7 +1,7 @@
 """The audit log: one JSON line for each set or withdrawn mark, and for each action, with its evidence.
 
-The file is opened for each line, so that logrotate may move it. Decisions never use it. An incomplete line is counted.
-It does not prevent a mark, but it prevents an action.
+The file is opened for each line, so that logrotate may move it. Decisions never use it. A line that cannot be written
+is counted. It prevents an action, but no mark.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AuditLog:
             os.close(open_log(path, MODE))
 
     def note_marked(self, decision: Decision, field: str) -> None:
-        """Logs a mark that was set or raised. `field`: the label, or the field of the job, that contains the mark."""
+        """Logs a mark that was set or raised. `field`: the label, or the job's field, that contains the mark."""
         facts = {
             "incarnation": decision.incarnation,
             "stage": decision.stage,
@@ -63,7 +63,7 @@ class AuditLog:
         self._write("marked", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
     def note_withdrawn(self, mark: Mark, reason: str, decision: Decision | None) -> None:
-        """Logs a mark that was withdrawn. `decision`: from the evidence; None without evidence."""
+        """Logs a mark that was withdrawn. `decision`: the decision from present evidence; None without evidence."""
         facts = {"job": mark.users_id, "incarnation": mark.incarnation, "stage": mark.stage, "reason": reason}
         self._write("withdrawn", mark.name, facts | (_evidence_of(decision) if decision is not None else {}))
 
@@ -74,7 +74,7 @@ class AuditLog:
         return self._write("action", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
     def note_result(self, name: HolderName, facts: Record) -> None:
-        """Logs the result of an action on a holder. By then only the holder's name is known."""
+        """Logs the result of an action on a holder, of which only the name is still known."""
         self._write("action", name, facts)
 
     def _write(self, action: str, name: HolderName, facts: Record) -> bool:
@@ -104,6 +104,7 @@ def _evidence_of(decision: Decision) -> Record:
     return {
         "decided": decision.stage,
         "rule": decision.rule.name if decision.rule is not None else "",
+        "rule_why": decision.rule_why,
         "owner": decision.owner,
         "class": around.kind if around is not None else "",
         "group": around.group if around is not None else "",
@@ -127,7 +128,7 @@ def _evidence_of(decision: Decision) -> Record:
 
 
 def policy_hash(book: Rulebook) -> str:
-    """A hash that changes with every setting of the policy and of the site's ordered policies."""
+    """Returns a hash that changes with every setting of the policy and of the site's ordered policies."""
     text = json.dumps([book.site._asdict(), plain_rules(book.rules)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -143,7 +144,7 @@ class Transitions(NamedTuple):
 
 
 def read_transitions(path: Path, asked: HolderName, until_wall: float = math.inf) -> Transitions:
-    """The transitions of a holder up to `until_wall` (Unix seconds). Skips other holders. Raises OSError."""
+    """Returns the transitions of a holder up to `until_wall` (Unix seconds). Skips other holders. Raises OSError."""
     found: deque[Record] = deque(maxlen=SHOWN_MAX)
     torn = 0
     with open_named(path) as file:
@@ -172,7 +173,7 @@ def _is_asked(record: Record, asked: HolderName, until_wall: float) -> bool:
 
 
 def _read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Every line. A line longer than LINE_MAX is cut there, without its line break."""
+    """Yields every line. A line longer than LINE_MAX is cut, and then has no line break."""
     while line := file.readline(LINE_MAX):
         yield line
         while line and not line.endswith(b"\n"):
@@ -191,10 +192,11 @@ def _parse(line: bytes) -> Record | None:
 
 
 def describe(record: Record) -> str:
-    """One transition as a line for people."""
+    """Returns one transition as a line for people."""
     when, action, stage, reason = (one_line(str(record.get(key, ""))) for key in ("time", "action", "stage", "reason"))
     if action == "action":
-        stage, reason = (one_line(str(record.get(key, ""))) for key in ("act", "result"))
+        stage, reason, why = (one_line(str(record.get(key, ""))) for key in ("act", "result", "why"))
+        reason += f": {why}" if why else ""
     gpus = f" ({record['gpus_observed']} of {record['gpus_expected']} GPUs seen)" if "gpus_expected" in record else ""
     return f"{when} {action} {stage}: {reason}{gpus}"
 

@@ -1,22 +1,22 @@
-"""One cycle that writes: read the existing marks, read evidence, decide, withdraw, mark, renew.
+"""Runs one cycle that writes: reads the existing marks and the evidence, decides, withdraws, marks, renews.
 
-Withdrawals come first and are never limited. These marks are withdrawn before the source is queried:
+Withdrawals come first and are never limited. Two kinds of marks are withdrawn before the source is queried:
 
 - marks on live objects that must not carry a mark;
-- marks that no evidence has supported for too long. If the source answered in the last cycle, these marks wait for its
-  next answer (at most EVIDENCE_S), because that answer may support them again.
+- marks that no evidence has supported for too long. If the source answered in the last cycle, these wait for its next
+  answer (at most EVIDENCE_S), which may support them again.
 
-Marks are written if evidence supports them, up to the limits of a cycle. Every marked object carries the time of its
-evidence, and this time is renewed while the evidence lasts. A mark that evidence neither supports nor contradicts
-remains until `policy.unsupported_max` after that time. Marks are stored only on the live objects. A restarted
-reconciler takes over the marks that it finds, and a restart does not make a mark younger.
+A cycle sets the marks that evidence supports, up to its limits. Every marked object carries the time of its evidence,
+which is renewed while the evidence lasts. Without evidence for or against it, a mark remains until
+`policy.unsupported_max` after that time. Marks are stored only on the live objects, so a restarted reconciler takes
+over the marks that it finds, with their age.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -27,11 +27,12 @@ from gpu_exporter.common.plain import describe_bug
 from gpu_exporter.common.tasks import Task
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.brakes import SOURCE, Freeze
+from gpu_exporter.reconciler.decision.outcomes import tenant_of
 from gpu_exporter.reconciler.decision.policy import SHARING, UNDERUSED, Decision, Windows, windows_of
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused, guard, sum_odd
-from gpu_exporter.reconciler.plan import Limits, Withdrawal, evidence_age, is_due, plan
+from gpu_exporter.reconciler.plan import Limits, Withdrawal, evidence_age, holder_of, is_due, plan
 
 log = logging.getLogger(__name__)
 HOUR_S = 3600.0
@@ -40,9 +41,7 @@ RENEWALS_MAX = 200  # per cycle, the oldest first: at 4 ms for a patch, a second
 
 
 class CycleObserver(Protocol):
-    """Counts writes, and marks that were not set. It is a Protocol because Telemetry, which counts, imports this
-    module.
-    """
+    """Counts writes, and marks that were not set. A Protocol, because Telemetry imports this module."""
 
     def count_write(self, result: str) -> None:
         """Counts a write by result: written, renewed, withdrawn, replaced, conflict, throttled, fenced, error."""
@@ -52,11 +51,10 @@ class CycleObserver(Protocol):
 
 
 class CycleHooks(NamedTuple):
-    """Calls of a cycle to parts other than its markers.
+    """The functions that a cycle calls, beside those of its markers.
 
-    `may_write`: called before each write; False while another process writes.
-    `audit`: None for no audit log.
-    `act`: called at the end of a cycle with the decisions on holders that are marked underused; None for no acts.
+    `may_write`: called before each write; False while another process writes. `audit`: None for no audit log. `act`:
+    called at the end of a cycle with the decisions on marked underused holders; None for no actions.
     """
 
     may_write: Callable[[], bool] = lambda: True
@@ -81,10 +79,9 @@ class ReconcileCycle:
         *,
         once: bool = False,
     ) -> None:
-        """`once`: this process runs a single cycle, so it withdraws marks without supporting evidence at once.
-
-        It withdraws them only after it has read evidence: in a cron job, the age of a mark before that is only the time
-        since the last run.
+        """`once`: this process runs a single cycle. It reads the evidence first, and then immediately withdraws every
+        mark that the evidence does not support. It does not judge the age of a mark before that, because in a cron job
+        this age is only the time since the last run.
         """
         self._once = once
         self._may_write = hooks.may_write
@@ -98,7 +95,7 @@ class ReconcileCycle:
         self._refusals: dict[HolderName, str] = {}
         self._failed = 0
         self._windows: dict[HolderName, Windows] = {}  # of the last decision on each holder
-        self._set_at: deque[float] = deque()  # when each mark of the last hour was set (monotonic)
+        self._set_at: dict[tuple[HolderName, str], tuple[float, str]] = {}  # first mark; its tenant
         self._patient_until: dict[str, float] = {}  # by scheduler: it asked for no requests until then (monotonic)
         # Whether the last cycle had evidence. False at first, unless `once`: a process that crashes while it reads
         # evidence must still withdraw marks.
@@ -106,12 +103,14 @@ class ReconcileCycle:
         self.standing: dict[HolderName, str] = {}
         """Stage of every mark that exists after the cycle."""
         self.frozen: dict[str, Freeze] = {}
-        """Active brakes, as in Brakes.check. The brake `source` is active while there is no evidence."""
+        """The active brakes, by reason. The brake `source` is active while there is no evidence."""
         self.decisions: Sequence[Decision] = ()
         """The decisions of the last cycle on every holder of the evidence; empty if there was no evidence."""
+        self.unmarked: dict[HolderName, str] = {}
+        """Holders whose mark the last cycle withdrew or did not set, each with the reason in one word."""
         self.surveyed = 0
         self.unreadable: Sequence[tuple[str, str]] = ()
-        """As in Judgement."""
+        """For each holder whose pod, owner or namespace cannot be read, the reason and the kind of that object."""
         self.task = Task("cycle")  # ReconcilerSite reports cycles that do not end
 
     @property
@@ -132,7 +131,7 @@ class ReconcileCycle:
     def run(self) -> str:
         """Runs one cycle. Returns its problems, "" for none. Raises nothing.
 
-        After an unexpected error the next cycle continues, because a process that has ended cannot withdraw marks.
+        After an unexpected error, the next cycle continues, because a process that has ended could not withdraw marks.
         """
         try:
             return "; ".join(self._run())
@@ -141,7 +140,7 @@ class ReconcileCycle:
             return describe_bug(exc)
 
     def _run(self) -> list[str]:
-        self._failed = 0
+        self._failed, self.unmarked = 0, {}
         marks, unlisted = self._list_marks()
         problems = list(unlisted.values())
         wall = self._clock.wall()
@@ -174,19 +173,20 @@ class ReconcileCycle:
         if self._had_evidence:
             withdrawals = [each for each in withdrawals if each.mark.ended]
         gone = {withdrawal.mark.name for withdrawal in withdrawals}
+        self.unmarked |= {each.mark.name: "ended" if each.mark.ended else "stale" for each in withdrawals}
         ended = [each for each in withdrawals if each.mark.ended]
         for withdrawal in (*(each for each in withdrawals if not each.mark.ended), *ended[:ENDED_MAX]):
             self._withdraw(withdrawal)
         return gone | self._check_all([(mark, None) for mark in running if mark.name not in gone])
 
     def _decide(self, marks: Sequence[Mark], unlisted: Collection[str], problems: list[str]) -> list[Decision]:
-        """The decisions on holders whose marks can be written. After any error, the list is empty.
+        """Returns the decisions on holders whose marks can be written. After any error, the list is empty.
 
         Adds a text to `problems` for missing evidence. Without decisions, marks age as if their holders had no series.
         """
         self._had_evidence, self.decisions, self.frozen = False, (), {SOURCE: Freeze("no evidence")}
         try:
-            judged = self._judge.judge([mark.name for mark in marks])
+            judged = self._judge.judge(marks={mark.name: mark.stage for mark in marks})
             decisions, self.frozen = judged.decisions, judged.frozen
             problems += judged.problems
             self.surveyed, self.unreadable = judged.surveyed, judged.unreadable
@@ -202,6 +202,9 @@ class ReconcileCycle:
         for decision in decisions:
             if decision.label and decision.name.scheduler not in self._markers:
                 self._observer.count_skip("no_marker")
+                self.unmarked[decision.name] = "no_marker"
+            elif decision.name.scheduler in unlisted:
+                self.unmarked[decision.name] = "error"
         return [d for d in decisions if d.name.scheduler in self._markers and d.name.scheduler not in unlisted]
 
     def _list_marks(self) -> tuple[list[Mark], dict[str, str]]:
@@ -219,7 +222,7 @@ class ReconcileCycle:
         return marks, unlisted
 
     def _check_all(self, pairs: Sequence[tuple[Mark, Decision | None]]) -> set[HolderName]:
-        """Compares live objects with the evidence, if there is any. Withdraw marks that these objects must not carry.
+        """Compares live objects with the evidence, if there is any. Withdraws marks that these objects must not carry.
 
         Returns the holders of the withdrawn marks. A mark must meet the conditions of its own stage. The conditions of
         a higher stage are checked when the higher mark is written.
@@ -238,6 +241,7 @@ class ReconcileCycle:
             except Refused as exc:
                 self._withdraw(Withdrawal(mark, str(exc), decision))
                 refused.add(mark.name)
+                self.unmarked[mark.name] = exc.reason
             except MarkError as exc:
                 log.warning("%s: %s", mark.title, exc)
         return refused
@@ -270,40 +274,45 @@ class ReconcileCycle:
         written: set[HolderName] = set()
         refusals: dict[HolderName, str] = {}
         now = self._clock.monotonic()
-        while self._set_at and now - self._set_at[0] >= HOUR_S:
-            self._set_at.popleft()
-        limits = Limits(self._policy, len(self._set_at))
-        for decision in decisions:
-            if self._is_patient(decision.name):
-                self._observer.count_skip("throttled")
-                continue
-            if not limits.allow(decision):
-                self._observer.count_skip("limit")
-                continue
-            if not self._is_fresh(wall):
-                self._observer.count_skip("stale")
+        self._set_at = {holder: seen for holder, seen in self._set_at.items() if now - seen[0] < HOUR_S}
+        marked = Counter(tenant for _, tenant in self._set_at.values())
+        limits = Limits(self._policy, frozenset(self._set_at))
+        stopped = ""
+
+        def turn(decision: Decision) -> tuple[bool, bool, int]:
+            # A tenant can remove its marks again and again, so others come first.
+            return decision.stage == SHARING, holder_of(decision) in limits.hour, marked[tenant_of(decision)]
+
+        for decision in sorted(decisions, key=turn):
+            if why := stopped or self._why_not_now(decision, limits, wall):
+                self.unmarked[decision.name] = why
+                if not stopped:
+                    self._observer.count_skip(why)
                 continue
             if not self._may_write():
                 self._observer.count_write("fenced")
-                break
+                self.unmarked[decision.name] = stopped = "fenced"
+                continue
             try:
                 field = guard(self._markers[decision.name.scheduler].write, decision, self._clock.wall())
             except Refused as exc:
                 self._observer.count_skip(exc.reason)
-                refusals[decision.name] = exc.reason
+                self.unmarked[decision.name] = refusals[decision.name] = exc.reason
                 if self._refusals.get(decision.name) != exc.reason:  # logged once, not in every cycle
                     log.info("%s: not marked %s: %s", decision.title, decision.stage, exc)
                 continue
             except MarkError as exc:
                 self._observer.count_write(exc.result)
+                self.unmarked[decision.name] = exc.result
                 log.warning("%s: %s not written: %s", decision.title, decision.stage, exc)
                 if exc.result == "throttled":
                     self._be_patient(decision.name, exc)
-                    break  # the next cycle tries again
+                    stopped = "throttled"  # the next cycle tries again
                 continue
+            self.unmarked.pop(decision.name, None)
             written.add(decision.name)
             limits.count(decision)
-            self._set_at.append(self._clock.monotonic())
+            self._set_at.setdefault(holder_of(decision), (self._clock.monotonic(), tenant_of(decision)))
             self._observer.count_write("written")
             if self._audit is not None:
                 self._audit.note_marked(decision, field)
@@ -311,6 +320,14 @@ class ReconcileCycle:
             log.info("%s: marked %s: %s", decision.title, decision.stage, decision.reason)
         self._refusals = refusals
         return written
+
+    def _why_not_now(self, decision: Decision, limits: Limits, wall: float) -> str:
+        """Why a mark must wait for a later cycle, in one word; "" if it need not."""
+        if self._is_patient(decision.name):
+            return "throttled"
+        if not limits.allow(decision):
+            return "limit"
+        return "" if self._is_fresh(wall) else "stale"
 
     def _renew_all(self, kept: Sequence[tuple[Mark, Decision]], wall: float) -> None:
         """Renews the time of the evidence on marked objects, the oldest first.

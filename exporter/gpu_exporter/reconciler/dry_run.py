@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class DryRun:
-    """Cycles that write nothing."""
+    """Runs cycles that write nothing."""
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class DryRun:
         self._tracker = StageTracker()
         self._last_good = clock.monotonic()
         self._last_problem = ""
+        self._outlooks: Mapping[HolderName, Outlook] = {}
         self.task = Task("cycle")  # ReconcilerSite reports cycles that do not end
 
     def run(self) -> None:
@@ -47,6 +48,7 @@ class DryRun:
         problem = ""
         self._decisions: Sequence[Decision] = ()
         self._frozen = {SOURCE: Freeze("no evidence")}
+        self._outlooks = {}
         try:
             problem = self._run()
             if problem and problem != self._last_problem:
@@ -61,16 +63,21 @@ class DryRun:
             problem = describe_bug(exc)
             self.task.note(exc)
         self._last_problem = problem
-        self._telemetry.note_cycle(began, not problem, {}, self._decisions, self._frozen)
+        self._note(began, problem)
+
+    def _note(self, began: float, problem: str) -> None:
+        refused = {name: each.refused for name, each in self._outlooks.items() if each.refused}
+        stands = {each.name: each.stage for each in self._decisions if each.label and each.name not in refused}
+        self._telemetry.note_cycle(began, not problem, {}, self._decisions, self._frozen, refused, stands)
 
     def _run(self) -> str:
-        """Runs one cycle. Returns what was missing, "" for nothing."""
+        """Runs one cycle. Returns its problems, "" for none."""
         judged = self._judge.judge()
         decisions, problems, self._frozen = judged.decisions, judged.problems, judged.frozen
         self._telemetry.note_odd(self._preview.odd)
         self._telemetry.note_surveyed(judged.surveyed, judged.unreadable)
         self._decisions = decisions
-        outlooks = self._preview.look(decisions, self._clock.wall())
+        outlooks = self._outlooks = self._preview.look(decisions, self._clock.wall())
         self._last_good = self._clock.monotonic()
         for notice in self._preview.notices:
             log.warning("dry run: %s", notice)
@@ -91,7 +98,7 @@ class StageTracker:
         self._labels: dict[str, str] = {}
 
     def changes(self, decisions: Sequence[Decision], outlooks: Mapping[HolderName, Outlook] | None = None) -> list[str]:
-        """One sentence for each change, since the last call, in the marks that --apply would write or refuse."""
+        """Returns one sentence for each mark that --apply would now write, refuse or withdraw, if this has changed."""
         lines: list[str] = []
         labels: dict[str, str] = {}
         seen = {decision.title for decision in decisions}
@@ -104,13 +111,15 @@ class StageTracker:
             if label == before:
                 continue
             if outlook.refused:
-                lines.append(f"{decision.title}: REFUSED: {outlook.refused}: {outlook.why}; otherwise {outlook.label}")
+                lines.append(
+                    f"{decision.title}: would not write {outlook.label}: REFUSED ({outlook.refused}): {outlook.why}"
+                )
             elif label:
                 lines.append(f"{decision.title}: would write {label}: {decision.reason}")
             elif not before.startswith("REFUSED"):
                 lines.append(f"{decision.title}: would withdraw {before}: {decision.reason}")
         for title, before in self._labels.items():
             if title not in seen and not before.startswith("REFUSED"):
-                lines.append(f"{title}: would withdraw {before}: active, gone, or no evidence")
+                lines.append(f"{title}: would withdraw {before}: it is active or gone, or there is no evidence")
         self._labels = labels
         return lines

@@ -1,4 +1,4 @@
-"""Makes the first line of an explanation for a holder's owner: what the GPUs do, why, and what to change."""
+"""Makes the first line of an explanation for a holder's owner: the use of the GPUs, the cause, and the advice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ PART_MAX = 160  # characters of the evidence and of the advice, each
 
 
 def headline(decision: Decision, use: UseOfUnits, causes: Sequence[PublishedCause]) -> str:
-    """The state of a holder's GPUs, their utilization, the most certain cause and its advice. Omits unknown parts.
+    """Returns the state of a holder's GPUs, their utilization, the most certain cause and its advice, without unknown
+    parts.
 
     Returns "" if nothing is known.
     """
@@ -38,14 +39,14 @@ def headline(decision: Decision, use: UseOfUnits, causes: Sequence[PublishedCaus
 
 
 def causes_of(decision: Decision, unit: UnitEvidence, use: UseOfUnits = NO_USE) -> Sequence[PublishedCause]:
-    """The causes of a unit with their texts. If the use of the unit is not known, the texts contain no numbers."""
+    """Returns the causes of a unit with their texts, which contain no numbers if the unit's use is unknown."""
     found = use.get((unit.uuid, unit.mig))
     known = found.causes if found is not None and found.causes else [complete(cause, {}) for cause in unit.causes]
     return [_for_server(cause, decision) for cause in known]
 
 
 def say_cause(decision: Decision) -> str:
-    """The text of the most certain cause for a mark: its evidence, its name and its advice; "" without a cause."""
+    """Describes the most certain cause for a mark: its evidence, name and advice; "" without a cause."""
     first = _most_certain([cause for unit in decision.units for cause in causes_of(decision, unit)])
     if first is None:
         return ""

@@ -25,10 +25,10 @@ class Mark(NamedTuple):
 
     `incarnation`: the pod's UID, or the job's id, restart count and start.
     `ended`: the holder no longer runs.
-    `live`: the object as its scheduler listed it, for `check` of the same marker.
+    `live`: the object as its scheduler listed it. Only the marker that listed the object uses this.
     `observed_wall`: the last time at which evidence supported the mark, as written on the object (Unix seconds); None
     if missing.
-    `users_id`: as in HolderEvidence.
+    `users_id`: for array tasks and components of heterogeneous jobs, the id that users write; "" for all others.
     """
 
     name: HolderName
@@ -66,7 +66,7 @@ class MarkError(ForeignError):
 
     @property
     def says_undone(self) -> bool:
-        """Whether the write certainly had no effect. This is unknown after a lost answer or a 5xx status."""
+        """Whether the write certainly had no effect; false after a lost answer or a 5xx status."""
         return self.result != "error" or 400 <= self.status < 500
 
 
@@ -83,7 +83,7 @@ class Marker(Surveyor, Protocol):
 
     scheduler: str
     rest_s: float
-    """If the scheduler is slow: seconds from the start of the last list in which it must get no requests; else 0."""
+    """Seconds after the start of the last list in which a slow scheduler must get no requests; 0 if it is not slow."""
     foreign: int
     """Objects in the last list whose mark label the reconciler did not set. The reconciler ignores them."""
 
@@ -92,13 +92,13 @@ class Marker(Surveyor, Protocol):
         """The number of objects that each kind of list omitted, by kind and reason in one word."""
 
     def list_marks(self) -> Sequence[Mark]:
-        """Every mark of the reconciler on any object."""
+        """Lists every mark of the reconciler on any object."""
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
         """Compares the evidence with the marked object as it was listed. Raises Refused."""
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
-        """Checks whether the listed object may carry a mark at all, if there is no usable evidence. Raises Refused.
+        """Checks, without usable evidence, whether the listed object may carry a mark at all. Raises Refused.
 
         `decision`: the decision with stage `unknown`; None if the holder has no series. `needed_s`: how long the holder
         must have been able to work (seconds).
@@ -108,7 +108,7 @@ class Marker(Surveyor, Protocol):
         """Reads the live object and compares it as `write` does, but writes nothing. Raises Refused."""
 
     def label(self, decision: Decision) -> str:
-        """The mark that `write` would set, for people."""
+        """Returns the mark that `write` would set, for people."""
 
     def write(self, decision: Decision, wall: float) -> str:
         """Reads the live object, compares it as `check` does, and sets the mark. Returns the field. Raises Refused."""
@@ -124,7 +124,7 @@ class Marker(Surveyor, Protocol):
 
 
 def sum_odd(markers: Iterable[Marker]) -> Counter[tuple[str, str]]:
-    """The sum of Marker.odd over all markers."""
+    """Returns the sum of Marker.odd over all markers."""
     counts: Counter[tuple[str, str]] = Counter()
     for marker in markers:
         counts.update(marker.odd)
@@ -143,5 +143,5 @@ def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> 
 
 
 def timestamp(wall: float) -> str:
-    """Unix seconds as RFC 3339 text in UTC, without fractions of a second."""
+    """Returns Unix seconds as RFC 3339 text in UTC, without fractions of a second."""
     return utc(wall).strftime("%Y-%m-%dT%H:%M:%SZ")

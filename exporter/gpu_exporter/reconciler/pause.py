@@ -15,7 +15,7 @@ from gpu_exporter.common.errors import ForeignError
 from gpu_exporter.common.files import check_kept, read_kept, write_atomically
 from gpu_exporter.common.outside import parse_timestamp
 from gpu_exporter.common.plain import REASON_MAX, one_line
-from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence
+from gpu_exporter.reconciler.evidence.records import Evidence
 from gpu_exporter.reconciler.marks import PREFIX, timestamp
 
 UNTIL, REASON = PREFIX + "pause-until", PREFIX + "pause-reason"
@@ -23,13 +23,13 @@ FILE_MAX = 64 * 1024
 
 
 class PauseNote(NamedTuple):
-    """A pause until `until_wall` (Unix seconds). If it has ended, idle time counts from then on."""
+    """A pause until `until_wall` (Unix seconds). If the pause has ended, idle time counts from its end."""
 
     until_wall: float
     reason: str
 
     def describe(self, wall: float) -> str:
-        """The pause in words, at `wall` (Unix seconds)."""
+        """Returns the pause in words, at `wall` (Unix seconds)."""
         reason = one_line(self.reason, REASON_MAX)
         because = f": {reason}" if reason else ""
         lasts = "paused until" if wall < self.until_wall else "not paused; the last pause ended"
@@ -44,7 +44,7 @@ class PauseSource(Protocol):
     """Reads whether there is a pause."""
 
     def read_pause(self) -> PauseNote | None:
-        """The latest pause; None if no pause was ever started. Raises PauseUnreadable."""
+        """Returns the latest pause; None if no pause was ever started. Raises PauseUnreadable."""
 
 
 class PausePlace(PauseSource, Protocol):
@@ -55,12 +55,12 @@ class PausePlace(PauseSource, Protocol):
 
 
 def note_facts(note: PauseNote) -> dict[str, str]:
-    """The pause as annotations, which are also the keys of the file."""
+    """Returns the pause as annotations, which are also the keys of the file."""
     return {UNTIL: timestamp(note.until_wall), REASON: one_line(note.reason, REASON_MAX)}
 
 
 def parse_note(facts: Mapping[str, object], where: str) -> PauseNote | None:
-    """The pause in these annotations or keys; None if they contain no pause. Raises PauseUnreadable."""
+    """Returns the pause in these annotations or keys; None if they contain no pause. Raises PauseUnreadable."""
     text = facts.get(UNTIL)
     if text is None:
         return None
@@ -107,13 +107,9 @@ def pause(evidence: Evidence, place: PauseSource) -> Evidence:
     if note is None:
         return evidence
     ended = min(note.until_wall, evidence.wall)
-    holders = tuple(_counted_from(holder, ended) for holder in evidence.holders)
+    holders = tuple(each._replace(counts_from=max(ended, each.counts_from or ended)) for each in evidence.holders)
     now = note.describe(evidence.wall) if evidence.wall < note.until_wall else ""
     return evidence._replace(holders=holders, paused=_join(evidence.paused, now))
-
-
-def _counted_from(holder: HolderEvidence, wall: float) -> HolderEvidence:
-    return holder._replace(counts_from=max(wall, holder.counts_from or wall))
 
 
 def _join(*texts: str) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.reconciler.decision.outcomes import tenant_of
 from gpu_exporter.reconciler.decision.policy import MARKED, SHARING, UNDERUSED, Decision
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Mark
 
 RENEW_SHARE = 0.25  # of policy.unsupported_max: while there is evidence, its time on objects is renewed at this age
 
 
 class Withdrawal(NamedTuple):
-    """A mark to remove, with the reason. `decision`: from the present evidence; None without evidence."""
+    """A mark to remove, with the reason. `decision`: the decision from present evidence; None without evidence."""
 
     mark: Mark
     reason: str
@@ -27,8 +29,7 @@ class Plan(NamedTuple):
 
     `kept`: marks that evidence supports, each with its decision.
     `waiting`: marks that evidence neither supports nor contradicts, each with its decision of stage `unknown`, or None.
-    If a mark must rise, its holder is in `kept` and in `writes`. If a mark must fall, its holder is in `withdrawals`
-    and in `writes`.
+    A holder whose mark rises is in `kept` and `writes`; a holder whose mark falls is in `withdrawals` and `writes`.
     """
 
     withdrawals: list[Withdrawal]
@@ -38,16 +39,19 @@ class Plan(NamedTuple):
 
 
 class Limits:
-    """Limits the marks that one cycle may set: in total, per namespace, and per policy of the site."""
+    """Limits new marks in a cycle (in total, per tenant on Kubernetes, per policy of the site) and in an hour.
 
-    def __init__(self, policy: Policy, hour: int = 0) -> None:
-        """`hour`: the number of marks that cycles have set in the last hour."""
+    A holder counts once in an hour, so a tenant that removes its own marks cannot use up the limit of the hour.
+    """
+
+    def __init__(self, policy: Policy, hour: Collection[tuple[HolderName, str]] = ()) -> None:
+        """`hour`: the holders that cycles have marked in the last hour, as `holder_of` returns them."""
         self._policy = policy
-        self._most = min(policy.new_marks_max, policy.new_marks_hour_max - hour)
+        self.hour = hour
         self._set: Counter[tuple[str, str]] = Counter()
 
     def allow(self, decision: Decision) -> bool:
-        """Whether one more mark is within the limits."""
+        """Returns whether one more mark is within the limits."""
         return all(self._set[key] < most for key, most in self._limits(decision).items())
 
     def count(self, decision: Decision) -> None:
@@ -55,19 +59,26 @@ class Limits:
         self._set.update(self._limits(decision).keys())
 
     def _limits(self, decision: Decision) -> dict[tuple[str, str], int]:
-        limits = {("all", ""): self._most}
+        limits = {("all", ""): self._policy.new_marks_max}
+        if holder_of(decision) not in self.hour:
+            limits["hour", ""] = self._policy.new_marks_hour_max - len(self.hour)
         if decision.name.namespace:
-            limits["namespace", decision.name.namespace] = self._policy.new_marks_namespace_max
+            limits["tenant", tenant_of(decision)] = self._policy.new_marks_namespace_max
         if decision.rule is not None:
             limits["rule", decision.rule.name] = decision.rule.over(self._policy).new_marks_max
         return limits
 
 
-def evidence_age(mark: Mark, wall: float, policy: Policy) -> float:
-    """Seconds since evidence last supported the mark, by the time on its object; infinite if this time is missing.
+def holder_of(decision: Decision) -> tuple[HolderName, str]:
+    """Returns the name of a holder, and its UID: another pod with its name is another holder."""
+    return decision.name, decision.incarnation
 
-    A time in the future would make the mark immortal, so it is treated as missing. A time that is ahead by less than
-    `policy.fresh_min` is treated as now, because the clocks of two hosts may differ.
+
+def evidence_age(mark: Mark, wall: float, policy: Policy) -> float:
+    """Returns the seconds since evidence last supported the mark, by the time on its object; infinite without a time.
+
+    A time in the future counts as missing, because it would keep the mark for ever. But a time that is ahead by less
+    than `policy.fresh_min` counts as now, because the clocks of two hosts may differ.
     """
     if mark.observed_wall is None or mark.observed_wall > wall + policy.fresh_min:
         return math.inf
@@ -75,7 +86,7 @@ def evidence_age(mark: Mark, wall: float, policy: Policy) -> float:
 
 
 def is_due(mark: Mark, wall: float, policy: Policy) -> bool:
-    """Whether the evidence on the object is old enough to be renewed."""
+    """Returns whether the evidence on the object is old enough to be renewed."""
     return evidence_age(mark, wall, policy) >= RENEW_SHARE * policy.unsupported_max
 
 
@@ -93,11 +104,11 @@ def plan(decisions: Sequence[Decision], marks: Sequence[Mark], wall: float, poli
         elif decision is None or decision.stage == "unknown":
             if decision is not None and decision.active and mark.stage not in ("partial", SHARING):
                 result.withdrawals.append(
-                    Withdrawal(mark, f"one of its GPUs is active; its other GPUs: {decision.reason}", decision)
+                    Withdrawal(mark, f"one of its GPUs is active; the others: {decision.reason}", decision)
                 )
             elif evidence_age(mark, wall, policy) >= policy.unsupported_max:
                 known = "it has no series" if decision is None else decision.reason
-                result.withdrawals.append(Withdrawal(mark, f"no recent evidence supports it: {known}", decision))
+                result.withdrawals.append(Withdrawal(mark, f"no recent evidence supports the mark: {known}", decision))
             else:
                 result.waiting.append((mark, decision))
         elif decision.stage not in MARKED:

@@ -1,7 +1,7 @@
 """In the dry run, reads the live objects to find the marks that --apply would write or refuse.
 
-People judge the reconciler by its dry run before they allow writes. So the preview uses the same markers and checks,
-and writes nothing. If the live objects cannot be reached, the preview reports this once, and shows no refusals.
+The preview uses the markers and checks of --apply, and writes nothing. If it cannot reach the live objects, it reports
+this once, and shows no refusals.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard, sum_odd
 
 FAILURES_MAX = 2  # failures of one scheduler per look: further requests would fail too
-INSPECTIONS_MAX = 500  # live objects per cycle at 4 ms each, those first whose last inspection is the longest ago
+INSPECTIONS_MAX = 500  # live objects per cycle, at 4 ms each; those with the oldest inspection come first
 
 
 class Outlook(NamedTuple):
@@ -49,13 +49,14 @@ class Preview:
         return sum_odd(self._markers.values())
 
     def look(self, decisions: Sequence[Decision], wall: float) -> dict[HolderName, Outlook]:
-        """The outlook of every decision that leads to a mark."""
+        """Returns the outlook of every decision that leads to a mark."""
         self._looks += 1
         wanted = {decision.name: decision for decision in decisions if decision.label}
         self._known = {
             name: known for name, known in self._known.items() if name in wanted and known[0] == wanted[name].stage
         }
-        due = sorted(wanted.values(), key=lambda decision: (self._last_look(decision.name), decision.name))
+        looks = {name: known[1] for name, known in self._known.items()}
+        due = sorted(wanted.values(), key=lambda decision: (looks.get(decision.name, 0), decision.name))
         failures: Counter[str] = Counter()
         for decision in due[:INSPECTIONS_MAX]:
             scheduler = decision.name.scheduler
@@ -69,17 +70,16 @@ class Preview:
                 self._known.pop(decision.name, None)
                 if scheduler not in self._said:
                     self._said.add(scheduler)
-                    self.notices.append(f"{exc}; cannot show which {HOLDERS[scheduler]} --apply would refuse")
+                    self.notices.append(
+                        f"{exc}; so the report does not show which {HOLDERS[scheduler]} --apply would refuse"
+                    )
         return {
             name: self._known[name][2] if name in self._known else Outlook(decision.label)
             for name, decision in wanted.items()
         }
 
-    def _last_look(self, name: HolderName) -> int:
-        return self._known[name][1] if name in self._known else 0
-
     def surveyor(self, scheduler: str) -> Marker | None:
-        """The marker of a scheduler, which surveys its holders; None if the scheduler cannot be reached."""
+        """Returns the marker that surveys the holders of a scheduler; None if the scheduler cannot be reached."""
         try:
             return self._marker(scheduler)
         except MarkError:

@@ -17,6 +17,7 @@ from gpu_exporter.reconciler.decision.policy import (
     Decision,
     windows_of,
 )
+from gpu_exporter.reconciler.decision.spared import SPARED, find_exits
 from gpu_exporter.reconciler.evidence.records import (
     Evidence,
     HolderName,
@@ -38,7 +39,7 @@ HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRI
 def render_decisions(
     decisions: Sequence[Decision], evidence: Evidence, outlooks: Mapping[HolderName, Outlook] | None = None
 ) -> str:
-    """One line per holder, marked holders first; then how many exporters and allocations were seen. Ends with a
+    """Renders one line per holder, marked holders first, then the number of exporters and allocations. Ends with a
     newline.
     """
     outlooks = outlooks or {}
@@ -47,7 +48,7 @@ def render_decisions(
         verb = "is" if evidence.hidden == 1 else "are"
         seen += f"; {_count(evidence.hidden, 'GPU')} {verb} held by jobs that Slurm hides"
     if not decisions:
-        return f"{seen}; no holder is idle long enough to be considered\n"
+        return f"{seen}; no holder has been idle for long enough\n"
     order = {stage: place for place, stage in enumerate((UNDERUSED, "candidate", "partial", SHARING, "unknown"))}
     rows = [
         (
@@ -82,16 +83,14 @@ def explain(
     use: UseOfUnits = NO_USE,
     waiting: Mapping[str, float] = NOBODY,
 ) -> str:
-    """Explains one holder. The first line shows what its GPUs do, why, and what to change. The next lines show its
-    stage, the numbers behind the stage, and the limits of the policy.
+    """Explains one holder. The first line shows the use of its GPUs, the cause, and the change to make. The next lines
+    show its stage, the numbers behind the stage, and the limits of the policy.
 
-    `action`: the action that may follow, from what_may_follow.
-    `use`: what its GPUs do.
-    `other`: the witnesses that kept its GPUs from being idle in the last `other_s` seconds.
-    `waiting`: by pool of its GPUs, the number of GPUs that others wait for.
+    `action`: the action that may follow, from what_may_follow. `use`: the use of its GPUs. `other`: the witnesses that
+    kept its GPUs from being idle in the last `other_s` seconds. `waiting`: by pool of its GPUs, the number of GPUs that
+    others wait for.
     """
     policy = decision.rule.over(policy) if decision.rule is not None else policy
-    named = f"policy {decision.rule.name}" if decision.rule is not None else "policy"
     windows = decision.windows or windows_of(policy)
     known = {unit: causes_of(decision, unit, use) for unit in decision.units}
     certain = [each for unit, causes in known.items() if (unit.uuid, unit.mig) in use for each in causes]
@@ -105,13 +104,15 @@ def explain(
             for pool, number in sorted(waiting.items())
             if number >= 1.0
         ),
-        f"  {named}: candidate after {format_duration(windows.candidate_s)}, underused after "
+        f"  {_policy_of(decision)}: candidate after {format_duration(windows.candidate_s)}, underused after "
         f"{format_duration(windows.underused_s)}, coverage at least {policy.coverage_min:.0%}, "
         f"grace {format_duration(policy.startup_grace)}",
         *_explain_surroundings(decision),
     ]
     if following := _what_is_next(decision._replace(windows=windows)):
         lines.append(f"  next: {following}")
+    if spared := _why_spared(decision, outlook):
+        lines.append(f"  spared: idle for long enough, but it keeps its GPUs: {spared} (docs/reconciler.md)")
     if decision.stall_why:
         lines.append(f"  {decision.stall or 'not stalled'}: {decision.stall_why}")
     if action:
@@ -134,7 +135,7 @@ def explain(
                 f"{witness} {seconds:.0f} s" for witness, seconds in sorted(seen.items(), key=lambda each: -each[1])
             ]
             lines.append(
-                f"    at utilization 0 but not idle in the last {format_duration(other_s)}, by witness: "
+                f"    utilization 0, but other activity in the last {format_duration(other_s)}, by witness: "
                 f"{', '.join(parts)}"
             )
     if outlook is not None and outlook.refused:
@@ -143,6 +144,20 @@ def explain(
     elif decision.label:
         lines.append(f"  would write: {outlook.label if outlook is not None else decision.label}")
     return "".join(f"{one_line(line)}\n" for line in lines)
+
+
+def _policy_of(decision: Decision) -> str:
+    named = f"policy {decision.rule.name}" if decision.rule is not None else "policy"
+    return f"{named} ({decision.rule_why})" if decision.rule_why else named
+
+
+def _why_spared(decision: Decision, outlook: Outlook | None) -> str:
+    """Why the GPUs of a holder stay with it although they were idle for long enough, in one word; "" for any other
+    holder. Does not know the reasons against an action.
+    """
+    refused = {decision.name: outlook.refused} if outlook is not None else {}
+    exits = find_exits([decision], {decision.name: decision.stage}, refused)
+    return next((each.reason for each in exits if each.way == SPARED), "")
 
 
 def _explain_causes(causes: Sequence[PublishedCause], said: set[PublishedCause]) -> Iterator[str]:
@@ -166,15 +181,17 @@ def _what_is_next(decision: Decision) -> str:
         return "it stays a candidate; any work ends the mark"
     if decision.underused_wall is not None:
         when = format_time(decision.underused_wall)
-        return f"underused at {when} if its GPUs stay idle and it does no work on its host; work on a GPU ends the mark"
+        return f"underused at {when}, if its GPUs stay idle and its host does no work; work on a GPU ends the mark"
     if decision.stage == UNDERUSED:
-        return "any work ends the mark, within a cycle"
+        return "any work ends the mark within one cycle"
+    if decision.stage == "active" and decision.rule is not None and decision.rule.exempt:
+        return f"no mark, because policy {decision.rule.name} exempts it: {decision.rule.exempt}"
     if decision.stage == "active" and decision.windows is not None:
         return f"candidate after {format_duration(decision.windows.candidate_s)} without any work"
     if decision.stage == SHARING:
         return "this is only a hint; a MIG instance or a shared GPU may be enough, if it has enough memory"
     if decision.stage == NOT_RUNNING:
-        return "its idle time restarts at zero when it runs"
+        return "when it runs again, its idle time restarts at zero"
     return ""
 
 
@@ -186,7 +203,8 @@ def _explain_surroundings(decision: Decision) -> list[str]:
     taken_from = f", by {around.kind_why}" if around.kind_why else ""
     group = f"; part of {around.group}" if around.group else ""
     members = f", {len(around.members)} members with GPUs" if around.members else ""
-    lines = [f"  class {around.kind}{taken_from}{group}{members}"]
+    tenant = f"; tenant {around.tenant}" if around.tenant else ""
+    lines = [f"  class {around.kind}{taken_from}{group}{members}{tenant}"]
     if decision.stage in LABELLED:
         wish = "gpu-keep=4h in its Comment" if decision.name.scheduler == "slurm" else f"the annotation {EXEMPT_UNTIL}"
         lines.append(f"  to keep its GPUs: {wish} (docs/reconciler.md, Keeping idle GPUs)")
@@ -199,10 +217,10 @@ def decisions_json(
     outlooks: Mapping[HolderName, Outlook] | None = None,
     uses: Mapping[HolderName, UseOfUnits] | None = None,
 ) -> str:
-    """JSON for scripts: the number of exporters and allocations, and one object per holder.
+    """Renders JSON for scripts: the number of exporters and allocations, and one object per holder.
 
-    `refused` is null where it is unknown whether --apply would refuse the mark. `uses`: what the GPUs of each holder
-    do; each holder then has one object per GPU or MIG instance, with its causes.
+    `refused` is null where it is unknown whether --apply would refuse the mark. `uses`: the use of each holder's GPUs;
+    each holder then has one object per GPU or MIG instance, with its causes.
     """
     outlooks = outlooks or {}
     holders = [
@@ -219,6 +237,7 @@ def decisions_json(
             "reason": d.reason,
             "label": outlooks[d.name].label if d.name in outlooks else d.label,
             "refused": outlooks[d.name].refused if d.name in outlooks and outlooks[d.name].checked else None,
+            "spared": _why_spared(d, outlooks.get(d.name)),
             "idle_since_timestamp_seconds": d.idle_since_wall,
             "gpus_seen": len(d.units),
             "gpus_held": d.held,

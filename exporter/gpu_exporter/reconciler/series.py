@@ -1,4 +1,4 @@
-"""Collectors for metrics that may be absent, that have one series per holder, or that another part counts."""
+"""Collects the metrics that may be absent, that have one series per holder, or that the markers count."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class LastSuccess(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         family = GaugeMetricFamily(
-            "gpu_reconciler_last_success_timestamp_seconds", "End of the last cycle that had all of its evidence."
+            "gpu_reconciler_last_success_timestamp_seconds",
+            "Unix time of the end of the last cycle that had complete evidence.",
         )
         if self.wall is not None:
             family.add_metric([], self.wall)
@@ -60,8 +61,8 @@ class Stages(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         family = GaugeMetricFamily(
             "gpu_reconciler_allocation_stage",
-            "Stage of a pod or job by the evidence of the last cycle, also in a dry run. The value is always 1. "
-            "stalled, or for a server spinning: its gang makes no progress. Such a holder may have another stage too.",
+            "Stage of a pod or job after the last cycle, also in a dry run, always 1. stalled (of a server: "
+            "spinning): the gang makes no progress; such a holder may have a second stage.",
             labels=("scheduler", "namespace", "pod", "job_id", "stage"),
         )
         for row in self._rows:
@@ -69,7 +70,8 @@ class Stages(Collector):
         yield family
         rise = GaugeMetricFamily(
             "gpu_reconciler_allocation_underused_timestamp_seconds",
-            "When a candidate becomes underused if its GPUs stay idle; absent if a wish or a policy prevents that.",
+            "Unix time at which a candidate becomes underused if its GPUs stay idle. Absent if an opt-out or a "
+            "policy keeps it a candidate.",
             labels=("scheduler", "namespace", "pod", "job_id"),
         )
         for labels, wall in self._rises.items():
@@ -78,7 +80,7 @@ class Stages(Collector):
 
 
 def _labels(name: HolderName) -> tuple[str, str, str, str]:
-    """scheduler, namespace, pod, job_id."""
+    """Returns the values of the labels scheduler, namespace, pod and job_id."""
     if name.scheduler == "slurm":
         return ("slurm", "", "", name.name)
     return (name.scheduler, name.namespace, name.name, "")
@@ -101,8 +103,9 @@ class DemandSeries(Collector):
         )
         counted = GaugeMetricFamily(
             "gpu_demand_counted_gpus",
-            "GPUs of gpu_demand_pending_gpus that count before GPUs are taken back: at most alerts.demand_pod_max per "
-            "job and alerts.demand_tenant_max per account.",
+            "Part of gpu_demand_pending_gpus for which the reconciler may take GPUs back: at most "
+            "alerts.demand_pod_max for each job and alerts.demand_tenant_max for each account. A job of "
+            "several partitions counts in equal parts. 0 where jobs waited earlier.",
             labels=("pool",),
         )
         if self.demand is not None:

@@ -14,8 +14,10 @@ CYCLES_MISSED_MAX = 3  # intervals without the end of a cycle, in addition to th
 
 
 class ReconcilerSite:
-    """The pages of the reconciler. Its probe succeeds while cycles end, with or without evidence, and other tasks
-    continue. Its metrics show which cycles had evidence.
+    """The pages of the reconciler.
+
+    The probe fails if no cycle has ended for too long, or if another task hangs. A cycle without evidence also counts:
+    only the metrics show which cycles had evidence.
     """
 
     def __init__(self, telemetry: Telemetry, interval_s: float) -> None:

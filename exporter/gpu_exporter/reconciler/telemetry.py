@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter as Tally
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,11 +22,13 @@ from gpu_exporter.common.web.own_metrics import OwnMetrics
 from gpu_exporter.reconciler.decision.brakes import FREEZES
 from gpu_exporter.reconciler.decision.outcomes import DROPPED, OUTCOMES, Account, tenant_of
 from gpu_exporter.reconciler.decision.policy import MARKED, Decision
-from gpu_exporter.reconciler.decision.spared import why_spared
+from gpu_exporter.reconciler.decision.spared import SPARED, SYSTEM, UNEXPLAINED, IdleExit, find_exits
 from gpu_exporter.reconciler.decision.surroundings import EXEMPT_BY
 from gpu_exporter.reconciler.evidence.records import Demand, HolderName
 from gpu_exporter.reconciler.series import DemandSeries, LastSuccess, OddObjects, Stages
 
+log = logging.getLogger(__name__)
+NOTHING: Mapping[HolderName, str] = MappingProxyType({})
 TENANTS_MAX = 50  # tenants with their own series; all others are counted as OTHER
 KINDS_MAX = 20  # pairs of reason and kind with their own series, likewise
 OTHER = "other"
@@ -43,6 +48,7 @@ REASONS = (
     "restarted",
     "stale",
     "static",
+    SYSTEM,
     "terminating",
     "throttled",
 )
@@ -59,6 +65,7 @@ SKIPPED = (  # reasons why an underused group was not acted on
     "exempt",
     "failed",
     "fenced",
+    "grace",
     "host_work",
     "journal",
     "kind",
@@ -91,8 +98,8 @@ SKIPPED = (  # reasons why an underused group was not acted on
 
 
 class Telemetry:
-    """The metrics gpu_reconciler_*. Series for known label values exist from the start, so that their first increase is
-    visible.
+    """The metrics gpu_reconciler_*. Series of known label values exist from the start, so that increase() sees their
+    first event.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -100,119 +107,111 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self._clock = clock
         self._last_end = clock.monotonic()
-        self._spared_next: Tally[tuple[str, str]] = Tally()
+        self._lost: Sequence[str] = ()  # holders without mark and reason in the last cycle
+        self._not_acted: dict[HolderName, str] = {}  # the reason against an action in this cycle
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         ProcessCollector(registry=self.registry)
         self.own = OwnMetrics("gpu_reconciler")
         self.registry.register(self.own)
-        self._cycles = Counter("gpu_reconciler_cycles", "Cycles begun.", registry=self.registry)
+        self._cycles = counter("gpu_reconciler_cycles", "Cycles begun.")
         self._duration = Histogram(
             "gpu_reconciler_cycle_duration_seconds",
             "Duration of cycles.",
             registry=self.registry,
             buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60),
         )
-        self._success = LastSuccess()
-        self.registry.register(self._success)
-        self._stages = Stages()
-        self.registry.register(self._stages)
-        self._demand = DemandSeries()
-        self.registry.register(self._demand)
-        self._odd_objects = OddObjects()
-        self.registry.register(self._odd_objects)
-        self._foreign = Gauge(
+        self._success, self._stages = LastSuccess(), Stages()
+        self._demand, self._odd_objects = DemandSeries(), OddObjects()
+        for collector in (self._success, self._stages, self._demand, self._odd_objects):
+            self.registry.register(collector)
+        self._foreign = gauge(
             "gpu_reconciler_foreign_marks",
-            "Pods whose mark label the reconciler did not set and does not change: the pod has not started, requests "
-            "no devices, or the label has a foreign value.",
-            registry=self.registry,
+            "Pods with the label of a mark that the reconciler did not set and does not change: the pod has "
+            "not started, requests no devices, or has a foreign value.",
         )
-        self._labelled = Gauge("gpu_reconciler_labelled", "Marks that exist.", ["stage"], registry=self.registry)
-        self._writes = Counter(
+        self._labelled = gauge("gpu_reconciler_labelled", "Marks that exist on pods and jobs, by stage.", ["stage"])
+        self._writes = counter(
             "gpu_reconciler_writes",
             "Marks written, renewed and withdrawn, and failed writes. replaced: the pod or job was replaced, or is "
             "gone. fenced: another replica holds the Lease.",
             ["result"],
-            registry=self.registry,
         )
-        self._skipped = Counter(
-            "gpu_reconciler_skipped", "Marks not set, in every cycle, by reason.", ["reason"], registry=self.registry
-        )
-        self._frozen = Gauge(
-            "gpu_reconciler_frozen",
-            "1 while a brake prevents new marks, by reason.",
+        self._skipped = counter(
+            "gpu_reconciler_skipped",
+            "Marks that a cycle did not set, counted again in every cycle, by reason.",
             ["reason"],
-            registry=self.registry,
         )
-        self._exempt = Gauge(
+        self._frozen = gauge("gpu_reconciler_frozen", "1 while a brake prevents new marks, by reason.", ["reason"])
+        self._exempt = gauge(
             "gpu_reconciler_exempt",
-            "Idle GPUs and MIG instances of exempt holders, by the source of the exemption.",
+            "Idle GPUs and MIG instances of exempt holders, by what exempts them: the pod, its owner, its namespace, "
+            "the job, or a policy.",
             ["source"],
-            registry=self.registry,
         )
-        self._underused = Counter(
+        self._underused = counter(
             "gpu_reconciler_underused",
-            "Groups, single pods and single jobs that became underused by the evidence, marked or not, by the policy "
-            "that decided and by class.",
+            "Groups, single pods and single jobs that became underused, marked or not, by the policy that decided "
+            "and by class.",
             ["policy", "class"],
-            registry=self.registry,
         )
-        self._outcomes = Counter(
+        self._outcomes = counter(
             "gpu_reconciler_outcomes",
-            "Outcomes of gpu_reconciler_underused_total. regret: work began again within an hour. right: observed idle "
-            "for that whole hour, or ended by itself. unknown: anything else.",
+            "Outcomes of gpu_reconciler_underused_total. regret: work began again within an hour. right: the GPUs "
+            "were observed idle for that whole hour, or the holder ended by itself. unknown: anything else.",
             ["policy", "class", "outcome"],
-            registry=self.registry,
         )
-        self._dropped = Counter(
+        self._dropped = counter(
             "gpu_reconciler_record_dropped",
-            "Parts of the record of decisions that were dropped because it was full. watches: decisions whose outcome "
-            "became unknown. tenants: counted without their name. acts: no longer watched for an undo. days: lost.",
+            "Entries that the reconciler dropped because the record of decisions was full. watches: "
+            "decisions, whose outcome is now unknown. tenants: names, while their decisions still count. "
+            "acts: actions whose undo would not be seen. days: counts of whole days.",
             ["what"],
-            registry=self.registry,
         )
         for what in DROPPED:
             self._dropped.labels(what)
-        self._spared = Gauge(
+        self._spared = gauge(
             "gpu_reconciler_spared_gpus",
             "GPUs and MIG instances that have been idle for long enough but stay with their holder, by reason and by "
             "namespace or account.",
             ["reason", "tenant"],
-            registry=self.registry,
         )
-        self._unreadable = Gauge(
+        self._idle = gauge(
+            "gpu_reconciler_idle_gpus",
+            "GPUs and MIG instances that have been idle for long enough, by namespace or account, and by "
+            "exit: marked (in a dry run: would be marked), acted (an action on them has begun), spared (they "
+            "stay with their holder).",
+            ["exit", "tenant"],
+        )
+        self._unexplained = counter(
+            "gpu_reconciler_unexplained",
+            "Holders whose GPUs have been idle for long enough, but that have no mark, and no reason for it "
+            "is known. Counted in every cycle. A fault of the reconciler.",
+        )
+        self._unreadable = gauge(
             "gpu_reconciler_unreadable",
-            "Idle holders without a decision because their pod, namespace or a controller cannot be read, by reason "
-            "and kind.",
+            "Idle holders without a decision, because the reconciler cannot read their pod, namespace or "
+            "controller, by reason and kind.",
             ["reason", "kind"],
-            registry=self.registry,
         )
-        self._surveyed = Gauge(
-            "gpu_reconciler_surveyed",
-            "Idle holders whose surroundings were read.",
-            registry=self.registry,
-        )
-        self._applies = Gauge(
-            "gpu_reconciler_apply", "1 when marks are written, 0 in a dry run.", registry=self.registry
-        )
-        self._actions = Counter(
+        self._surveyed = gauge("gpu_reconciler_surveyed", "Idle holders whose surroundings were read.")
+        self._applies = gauge("gpu_reconciler_apply", "1 when marks are written, 0 in a dry run.")
+        self._actions = counter(
             "gpu_reconciler_actions",
-            "Actions on underused holders, by action and result. shadow: the action would be done. unconfirmed: the "
-            "effect of the action is unknown, or its owner could not be told.",
+            "Actions on underused holders, by action and result. done: the ended pods and jobs are gone. "
+            "shadow: mode act would do the action. unconfirmed: a pod or job did not end in time, the effect "
+            "is unknown, or the owner could not be notified.",
             ["action", "result"],
-            registry=self.registry,
         )
-        self._acts_skipped = Counter(
+        self._acts_skipped = counter(
             "gpu_reconciler_actions_skipped",
-            "Underused groups that were not acted on, in every cycle, by reason.",
+            "Underused groups on which the reconciler did not act, counted again in every cycle, by reason.",
             ["reason"],
-            registry=self.registry,
         )
-        self._audit_errors = Counter(
-            "gpu_reconciler_audit_errors", "Lines of the audit file that could not be written.", registry=self.registry
+        self._audit_errors = counter(
+            "gpu_reconciler_audit_errors", "Lines that could not be written into the audit file."
         )
-        self._leader = Gauge(
-            "gpu_reconciler_leader",
-            "1 in the process that decides, 0 in a process that waits for the Lease.",
-            registry=self.registry,
+        self._leader = gauge(
+            "gpu_reconciler_leader", "1 in the process that decides, 0 in a process that waits for the Lease."
         )
         self._leader.set(1)
         for reason in FREEZES:
@@ -244,17 +243,18 @@ class Telemetry:
         self._applies.set(applies)
 
     def note_standby(self) -> None:
-        """Notes that another process decides. This process is healthy, but publishes no marks and no holders."""
+        """Notes that another process decides, so that this process publishes no marks and no holders."""
         self._leader.set(0)
         self._last_end = self._clock.monotonic()
         self._note_state({}, (), ())
+        self._publish_exits(())
 
     def note_demand(self, demand: Demand | None) -> None:
         """Publishes the GPUs that pending jobs wait for, by partition; None while this is not known."""
         self._demand.demand = demand
 
     def since_last_cycle_s(self) -> float:
-        """Seconds since the end of the last cycle, with or without evidence; since the start if no cycle has ended."""
+        """Returns the seconds since a cycle last ended, with or without evidence, or since the start."""
         return self._clock.monotonic() - self._last_end
 
     def count_write(self, result: str) -> None:
@@ -284,8 +284,7 @@ class Telemetry:
         self._outcomes.clear()
 
     def note_spared(self, decisions: Sequence[Decision], reason: str) -> None:
-        for decision in decisions:
-            self._spared_next[reason, tenant_of(decision)] += len(decision.units)
+        self._not_acted.update({decision.name: reason for decision in decisions})
 
     def note_surveyed(self, surveyed: int, unreadable: Collection[tuple[str, str]]) -> None:
         self._surveyed.set(surveyed)
@@ -296,8 +295,9 @@ class Telemetry:
             self._unreadable.labels(reason, kind if at < KINDS_MAX else OTHER).inc(count)
 
     def note_odd(self, counts: Mapping[tuple[str, str], int], foreign: int = 0) -> None:
-        """Publishes how many objects were malformed or too large. `counts`: since the start, by kind and reason.
-        `foreign`: as in Marker.
+        """Publishes how many objects were malformed or too large. `counts`: their numbers since the start, by kind and
+        reason.
+        `foreign`: the number of objects with a mark label that the reconciler did not set.
         """
         self._odd_objects.counts = dict(counts)
         self._foreign.set(foreign)
@@ -312,36 +312,49 @@ class Telemetry:
         standing: Mapping[HolderName, str],
         decisions: Sequence[Decision] = (),
         frozen: Collection[str] = (),
+        unmarked: Mapping[HolderName, str] = NOTHING,
+        would_stand: Mapping[HolderName, str] = NOTHING,
     ) -> None:
         """Notes the end of a cycle.
 
         `began`: its start (monotonic seconds). `complete`: whether it had no problem. `standing`: the stage of every
-        existing mark. `frozen`: reasons of the active brakes.
+        existing mark. `frozen`: reasons of the active brakes. `unmarked`: by holder, why its mark was not set.
+        `would_stand`: in a dry run, the stage of every mark that --apply would set.
         """
         self._leader.set(1)
         self._note_state(standing, decisions, frozen)
         self._last_end = self._clock.monotonic()
         self._cycles.inc()
         self._duration.observe(self._last_end - began)
-        self._publish_spared(decisions)
+        self._publish_exits(find_exits(decisions, {**would_stand, **standing}, {**unmarked, **self._not_acted}))
         if complete:
             self._success.wall = self._clock.wall()
 
-    def _publish_spared(self, decisions: Sequence[Decision]) -> None:
-        """Publishes the GPUs that were idle long enough, but stay with their holders. The tenants with the most such
-        GPUs get their own series. All others share one series.
+    def _publish_exits(self, exits: Sequence[IdleExit]) -> None:
+        """Publishes the GPUs that were idle long enough. The tenants with the most such GPUs get their own series. All
+        others share one series.
         """
-        tally, self._spared_next = self._spared_next, Tally()
-        for decision in decisions:
-            if reason := why_spared(decision):
-                tally[reason, tenant_of(decision)] += len(decision.units)
+        self._not_acted = {}
         by_tenant: Tally[str] = Tally()
-        for (_, tenant), gpus in tally.items():
-            by_tenant[tenant] += gpus
+        for decision, _, _ in exits:
+            by_tenant[tenant_of(decision)] += len(decision.units)
         named = {tenant for tenant, _ in by_tenant.most_common(TENANTS_MAX)}
         self._spared.clear()
-        for (reason, tenant), gpus in tally.items():
-            self._spared.labels(reason, tenant if tenant in named else OTHER).inc(gpus)
+        self._idle.clear()
+        for decision, way, reason in exits:
+            tenant = tenant_of(decision) if tenant_of(decision) in named else OTHER
+            self._idle.labels(way, tenant).inc(len(decision.units))
+            if way == SPARED:
+                self._spared.labels(reason, tenant).inc(len(decision.units))
+        if lost := [decision.title for decision, _, reason in exits if reason == UNEXPLAINED]:
+            self._unexplained.inc(len(lost))
+            if lost != self._lost:
+                text = (
+                    "fault of the reconciler: holders idle for long enough have no mark, and the reason "
+                    "is unknown: %s%s"
+                )
+                log.error(text, ", ".join(lost[:3]), " and others" * (len(lost) > 3))
+        self._lost = lost
 
     def _note_state(
         self, standing: Mapping[HolderName, str], decisions: Sequence[Decision], frozen: Collection[str]

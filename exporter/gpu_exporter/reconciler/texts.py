@@ -15,7 +15,7 @@ class TextPlace(Protocol):
     """Stores texts that survive a restart. Every call may raise MarkError."""
 
     def read_text(self, key: str) -> str:
-        """The text under this key, "" if there is no text."""
+        """Returns the text under this key, "" if there is no text."""
 
     def write_text(self, key: str, text: str) -> None:
         """Replaces the text under this key."""
@@ -25,7 +25,7 @@ class TextFiles:
     """The files reconciler-NAME.json in a directory. No other process may use the directory at the same time."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises OSError. This is a BlockingIOError if another process uses the directory."""
+        """Creates and locks the directory. Raises OSError; BlockingIOError if another process uses the directory."""
         make_directory(directory)
         self._directory = directory
         try:

@@ -1,4 +1,4 @@
-"""The hook for training loops. It measures inside the loop what each step waits for.
+"""The hook for training loops. It measures, inside the loop, the waits of each step.
 
     from gpu_exporter_torch import observe
 

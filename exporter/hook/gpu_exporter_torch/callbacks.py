@@ -1,7 +1,7 @@
 """Common code of the callbacks for Lightning and for the Hugging Face Trainer.
 
 The framework owns the loop and its loader, and calls the callback when a batch begins and ends. The time from the end
-of a batch to the beginning of the next one is counted as wait. It includes the framework's own work.
+of a batch to the beginning of the next batch is counted as wait. This time includes the framework's own work.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class LoopFacts:
                 self._devices = sorted({self.device, *(each for each in model.device_ids if isinstance(each, int))})
 
     def read(self) -> dict[str, Fact]:
-        """The known settings of the loop. Omits unknown settings."""
+        """Returns the known settings of the loop. Omits unknown settings."""
         found = dict(self._known)
         with contextlib.suppress(Exception):  # after the new settings of torch.backends, the old ones cannot be read
             found["matmul"] = _read_matmul()
@@ -123,7 +123,7 @@ def _first_parameter(optimizers: Iterable[object], model: Any) -> Any:
 
 
 def count_cpus() -> float | None:
-    """The number of CPUs that this process may use: the smaller of its CPU affinity and its cgroup's quota."""
+    """Returns the number of CPUs that this process may use: the smaller of its CPU affinity and its cgroup's quota."""
     allowed = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
     quota = _read_quota()
     return quota if allowed is None else allowed if quota is None else min(allowed, quota)
@@ -143,13 +143,13 @@ def _read(path: str) -> str:
 
 
 def is_autocast() -> bool:
-    """Whether mixed precision is on at this moment."""
+    """Returns whether mixed precision is on at this moment."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.is_autocast_enabled())
 
 
 def is_profiled() -> bool:
-    """Whether torch's profiler is running. It slows the program down, so times are then not measured."""
+    """Returns whether torch's profiler is running. It slows the program down, so times are then not measured."""
     autograd = sys.modules.get("torch.autograd")
     check = getattr(autograd, "_profiler_enabled", None)
     return bool(check()) if check is not None else False

@@ -24,7 +24,7 @@ BEGINNING, HEAD = f'{{"format": "{FORMAT.partition("/")[0]}/'.encode("ascii"), 6
 
 
 def find_directory() -> Path | None:
-    """The directory for this job's reports. None if the site provides none; no file is then written."""
+    """Returns the directory for this job's reports. None if the site provides none; no file is then written."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named and Path(named).is_dir() else None
@@ -50,7 +50,7 @@ class ReportFile:
         return time.monotonic() >= self._due
 
     def write(self, report: Mapping[str, Any]) -> None:
-        """Raises OSError. Slow storage is written to less often."""
+        """Writes the report. After a slow write, the next one is due later. Raises OSError."""
         if os.getpid() != self._pid:
             return
         began = time.monotonic()
@@ -97,7 +97,7 @@ class ReportFile:
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """The beginning of a regular file. Never blocks: not on a pipe without a writer, and not on a file lease.
+    """Returns the beginning of a regular file. Never blocks: not on a pipe without a writer, and not on a file lease.
 
     Raises OSError; ValueError if it is not a regular file.
     """

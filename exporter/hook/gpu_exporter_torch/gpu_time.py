@@ -2,7 +2,7 @@
 they have completed. The hook never waits for the GPU.
 
 An event completes when the stream has finished all earlier work. The loop records one event when it asks for a batch,
-and one when it has the batch. The GPU's time between them is the time in which the GPU had no work while the loop
+and one when it has the batch. The time between these events is the time in which the GPU had no work while the loop
 waited for data. If the GPU still works on earlier steps during the wait, this time is 0.
 
 The hook never creates a CUDA context, and records nothing while a CUDA graph is captured.
@@ -41,7 +41,7 @@ class GpuTimeline:
         self.device: int | None = None
         """the index of the GPU that the loop computes on, None if it is not known"""
         self.follows = False
-        """whether the present device at the first mark is that GPU, if none is known"""
+        """whether the loop computes on the device that is current at the first mark, if `device` is None"""
         self._pending: deque[tuple[str, Event]] = deque()
         self._free: list[Event] = []
 

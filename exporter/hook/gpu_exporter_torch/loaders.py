@@ -28,7 +28,7 @@ def mimic(base: Any, original: Any, name: str) -> Any:
         body: dict[str, Any] = {}
         for each in reversed(original.__mro__[:-1]):  # without object
             for special in SPECIAL:
-                if special in vars(each):  # None says that there is none: __hash__ of a list
+                if special in vars(each):  # None means that the method does not exist, as __hash__ of a list
                     body[special] = _forward(special, name) if vars(each)[special] is not None else None
         return type(base.__name__, (base,), body) if body else base
     except Exception:  # an unusual class: its special methods are missing, and the loop goes on

@@ -14,9 +14,7 @@ from typing import NamedTuple
 
 FIRST_NS = 100_000_000  # between the first two looks at the workers of an iterator; each next one is twice as late ...
 EVERY_NS = 1_000_000_000  # ... up to this time
-WORKERS_MAX = (
-    16  # workers that are looked at: the others are taken to be like them, so a look costs about half a millisecond
-)
+WORKERS_MAX = 16  # workers that are read: the others count as equal to them, so a look costs about half a millisecond
 NS = 1_000_000_000
 
 
@@ -33,8 +31,8 @@ class MakingCpu:
     """Counts the CPU time of making batches. Not thread-safe: only the loop's thread may call it.
 
     `cpu_ns`: CPU time that was used to make `batches` batches. `delay_ns`: time for which workers waited for a CPU
-    meanwhile. `take_ns`: CPU time of the loop's thread in `next`, for `taken` batches. `loop_ns`: CPU time of the
-    loop's whole process, for the same batches.
+    during that work. `take_ns`: CPU time of the loop's thread in `next`, for `taken` batches. `loop_ns`: CPU time of
+    the loop's whole process, for the same batches.
     """
 
     def __init__(self) -> None:
@@ -58,7 +56,7 @@ class MakingCpu:
         self._is_own = inner is not None and not found
 
     def ask(self) -> None:
-        """The loop asks for a batch."""
+        """Notes that the loop asks for a batch."""
         self._began = thread_time_ns()
 
     def get(self, now: int, *, is_first: bool) -> None:
@@ -80,7 +78,7 @@ class MakingCpu:
                 self._look(now)
 
     def seconds(self) -> Mapping[str, float | None]:
-        """The mean seconds per batch, for the report; None is unknown."""
+        """Returns the mean seconds per batch, for the report; None is unknown."""
         return {
             "make_cpu_seconds": _mean(self.cpu_ns, self.batches),
             "make_delay_seconds": None if self._is_own else _mean(self.delay_ns, self.batches),
@@ -113,7 +111,7 @@ def _mean(total_ns: int | None, number: int) -> float | None:
 
 
 def read_used(pid: int) -> Used | None:
-    """The CPU time of a process since its start, None if it cannot be read.
+    """Returns the CPU time of a process since its start, None if it cannot be read.
 
     In /proc/PID/stat the kernel may count only whole ticks of 10 ms, and misses short runs between two waits.
     /proc/PID/schedstat (CONFIG_SCHED_INFO) has the exact time of the first thread, and the time for which it waited for

@@ -181,7 +181,7 @@ class TrainingObservation:
         self._guard(self._mark)
 
     def phase(self, name: str) -> Phase:
-        """A context manager around one phase of a step. `name`: one of the phases in docs/torch.md.
+        """Returns a context manager around one phase of a step. `name`: one of the phases in docs/torch.md.
 
         Without `phases=True` it measures nothing. An unknown name switches the hook off.
         """
@@ -192,7 +192,7 @@ class TrainingObservation:
         return found
 
     def report(self) -> dict[str, Any]:
-        """The present report (docs/torch.md). Empty after an error in the hook."""
+        """Returns the present report (docs/torch.md). Empty after an error in the hook."""
         try:
             return self._report("running") if not self._is_off else {}
         except Exception as exc:
@@ -213,7 +213,7 @@ class TrainingObservation:
         """Adds facts about the loop that only a framework can provide. Names as in docs/torch.md."""
         self._facts |= facts
 
-    # What the loaders tell. Each call is guarded: no error of the hook reaches the loop.
+    # Calls from the loaders. Each call is guarded: no error of the hook reaches the loop.
 
     def make_iterator(self, loader: object, inner: object | None = None) -> None:
         if loader is self._plain:
@@ -326,7 +326,7 @@ class TrainingObservation:
         """
         if threading.get_ident() != self._thread:
             raise RuntimeError(
-                "another thread reads the batches: call observe on the loader that the loop's own thread reads"
+                "another thread reads the batches: call observe on the loader that the loop's thread reads"
             )
 
     def _mark(self) -> None:
@@ -347,7 +347,7 @@ class TrainingObservation:
 
     def _add_samples(self, batch: object) -> None:
         """Counts the samples of a batch with the user's function. If it fails or returns no valid number, the count is
-        unknown from then on.
+        then unknown.
         """
         try:
             number = self._samples(batch) if self._samples is not None else None
@@ -426,4 +426,4 @@ def _ignore(name: str) -> None:
 
 
 def _ignore_end() -> None:
-    """Leaves it."""
+    """Leaves a phase that is not measured."""

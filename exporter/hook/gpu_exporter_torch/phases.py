@@ -36,7 +36,7 @@ class PhaseClock:
         self._on_change(self._stack[-1] if self._stack else "")
 
     def close_step(self, *, is_measured: bool) -> None:
-        """The present step has ended."""
+        """Ends the present step. Its times count only if it is measured."""
         if is_measured:
             for name, spent in self._step_ns.items():
                 self.spent_ns[name] += spent

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gpu_exporter_torch.report_rules import STEP_HELP, STEP_METRIC, WINDOW_S, are_enough
 
-LOOK_S = 15.0  # looks that are kept are this far apart, so that scrapes do not fill the memory
+LOOK_S = 15.0  # time between two looks that are kept, so that scrapes do not fill the memory
 
 
 class StepLook(NamedTuple):
@@ -51,7 +51,7 @@ class TrainingCollector:
         self._mean = RecentMean(time.monotonic())
 
     def describe(self) -> list[Metric]:
-        """Nothing, so that registering reads no report."""
+        """Describes no metric, so that registering reads no report."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -70,7 +70,7 @@ class TrainingCollector:
             yield step
         phases = CounterMetricFamily(
             "gpu_training_phase_seconds",
-            "Seconds of the measured steps by what the loop did: step is all of them, wait is waiting for data.",
+            "Seconds of the measured steps by phase. step: the whole step. wait: waiting for data.",
             labels=[*labels, "phase"],
         )
         seconds = {"step": report["step_seconds"], "wait": report["wait_seconds"]}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gpu_exporter_torch.report_rules import RANKS_MAX
 
-# Of torchrun. Those of Slurm say nothing: a script of sbatch has them for all of its processes.
+# Of torchrun. Slurm's variables prove nothing: all processes of an sbatch script have them.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
@@ -29,7 +29,7 @@ class Rank(NamedTuple):
 
 
 def find_rank() -> Rank:
-    """The rank of this process: from torch.distributed if it is initialized, otherwise from the launcher's
+    """Returns the rank of this process: from torch.distributed if it is initialized, otherwise from the launcher's
     variables.
     """
     named = _read_variables()

@@ -1,7 +1,7 @@
 """Rules for training reports (docs/torch.md). The writer and the reader of a report share this file.
 
-The hook writes reports in the job, and the exporter reads them on the node. Neither needs the other to be installed, so
-the exporter contains this file as a symbolic link. It uses only the standard library, and must run on Python 3.9.
+The hook writes reports in the job, and the exporter reads them on the node. Each is installed without the other, so the
+exporter has this file as a symbolic link. It needs only the standard library, from Python 3.9 on.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ LATE_MIN = 0.1  # share of a step; gpuprof and TraceML name a late rank from 10 
 
 STEP_METRIC = "gpu_training_step_seconds"
 STEP_HELP = (
-    "Mean duration of a measured step in the last ten minutes, in seconds, as the training loop reports it. Absent "
-    "below 20 measured steps, or 3 that take 400 s together"
+    "Mean duration of a measured step in ten minutes, by the training loop. Absent before 20 measured steps, or 3 that "
+    "together last 400 s"
 )
 ADVICE: Mapping[str, str] = {
     "checkpoint": (
@@ -122,14 +122,14 @@ class SpentTime(NamedTuple):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the shares are of time measured on the GPU."""
+        """Whether the shares come from times that were measured on the GPU."""
         return self.line_s > 0.0
 
     @property
     def wait(self) -> float | None:
         """The share of the steps' time that is lost to waiting for data, 0 to 1; None if unknown.
 
-        If time was measured on the GPU, only time in which the GPU had no work counts. Otherwise each wait of the loop
+        With times measured on the GPU, only time without work on the GPU counts. Otherwise every wait of the loop
         counts, although the GPU may have worked meanwhile.
         """
         seconds = self.starved_s if self.is_gpu else self.wait_s
@@ -148,10 +148,12 @@ class SpentTime(NamedTuple):
 class Loading(NamedTuple):
     """The times of a training loop that waits for its data: seconds per batch, None if unknown.
 
-    `workers`: number of processes that make batches, 0 if the loop makes them. `batch_s`: from one batch to the next.
+    `workers`: number of processes that make batches, 0 if the loop makes them. `batch_s`: the time from one batch to
+    the next.
     `wait_s`: the loop's wait. `work_s`: `batch_s` without any wait. `cpu_s`: CPU time to make a batch. `delay_s`: how
-    long a worker waits for a CPU meanwhile. `take_s`: the loop's CPU time to get a batch from a worker. `loop_cpu_s`:
-    CPU time of the loop's process for all other work. `cpus`: number of CPUs for this process and its workers.
+    long a worker waits for a CPU while it makes a batch. `take_s`: the loop's CPU time to get a batch from a worker.
+    `loop_cpu_s`: CPU time of the loop's process for all other work. `cpus`: number of CPUs for this process and its
+    workers.
     """
 
     workers: int
@@ -200,10 +202,10 @@ class Workers(NamedTuple):
 
 
 def propose_workers(loading: Loading) -> Workers | None:
-    """The number of workers that would make batches as fast as the loop can take them, or as fast as the CPUs allow.
+    """Returns how many workers would make batches as fast as the loop can take them, or as fast as the CPUs allow.
 
-    The number of CPUs alone is no limit, because a worker that waits for a disk or the network uses no CPU. None if the
-    CPU time of a batch is unknown and there are already as many workers as CPUs.
+    The number of CPUs alone is no limit, because a worker that waits for a disk or the network uses no CPU. Returns
+    None if the CPU time of a batch is unknown and the CPUs all have a worker.
     """
     by_cpu_s = loading.by_cpu_s
     if loading.workers and by_cpu_s is not None and by_cpu_s >= loading.batch_s:
@@ -223,7 +225,10 @@ def propose_workers(loading: Loading) -> Workers | None:
 
 
 def advise_phase(name: str, share: float) -> tuple[str, str]:
-    """The advice for a phase of ADVICE, and the loop's speed-up if it is followed. `share`: of the steps, 0 to 1."""
+    """Returns the advice for a phase of ADVICE, and the loop's speed-up if the user follows it.
+
+    `share`: the share of the steps' time that the phase takes, 0 to 1.
+    """
     share, left = min(share, 0.99), PHASE_LEFT.get(name, 0.0)
     if share <= left or not left:
         return ADVICE[name], bound_gain(share)
@@ -251,10 +256,9 @@ class LateRank(NamedTuple):
 def find_late(ranks: Sequence[RankTime]) -> LateRank | None:
     """Finds the late rank among the ranks on a node. None if they cannot be compared.
 
-    Only durations are compared, never clocks. In a collective operation all ranks wait for the last one, so the late
-    rank waits least in it. If not all ranks mark this phase, the late rank is the one that waits longest for its data.
-    Times of the GPU are not compared with times of the CPU: the GPU waits in a collective, but the CPU only launches
-    it.
+    Compares durations, never clocks. In a collective operation, all ranks wait for the last one, so the late rank waits
+    least. If not all ranks mark this phase, the rank that waits longest for its data is late. Times of the GPU are not
+    compared with times of the CPU: the GPU waits in a collective, and the CPU only launches it.
     """
     named = [each for each in ranks if each.rank is not None and (each.world_size or 0) > 1 and each.spent.is_enough]
     sizes = Counter(each.world_size for each in named)
@@ -277,5 +281,5 @@ def find_late(ranks: Sequence[RankTime]) -> LateRank | None:
 
 
 def bound_gain(share: float) -> str:
-    """The greatest possible speed-up, as text, if this share of the loop's time were removed."""
+    """Returns the greatest possible speed-up, as text, without this share of the loop's time."""
     return f"at most {1.0 / (1.0 - min(share, 0.99)):.1f} times"

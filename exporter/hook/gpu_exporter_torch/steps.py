@@ -41,13 +41,15 @@ class StepCounter:
         self._drop()
 
     def ask(self, now: int) -> None:
-        """The loop asks for the next batch."""
+        """Notes that the loop asks for the next batch."""
         if self._begin is not None and self._batches and (self._marks or not self.marked):
             self._close(now)
             self._begin = now
 
     def get(self, asked: int, now: int, *, is_first: bool) -> None:
-        """Notes that the loop received a batch, which it requested at `asked`. `is_first`: of its iterator."""
+        """Notes that the loop received a batch, which it requested at `asked`. `is_first`: the first batch of its
+        iterator.
+        """
         self.batches += 1
         self._batches += 1
         if is_first:
@@ -65,12 +67,12 @@ class StepCounter:
             self._begin, self._wait = now, 0
 
     def add_wait(self, asked: int, now: int) -> None:
-        """The loop has waited for another loader."""
+        """Notes that the loop has waited for another loader."""
         if self._begin is not None:
             self._wait += now - asked
 
     def end_epoch(self) -> None:
-        """The loader has no further batch."""
+        """Notes that the loader has no further batch."""
         self._drop()
 
     def mark(self, now: int) -> None:

@@ -1,4 +1,4 @@
-"""Makes the summary at the end of a training. It shows what the steps waited for, and which settings to change."""
+"""Makes the summary at the end of a training. The summary shows the waits of the steps, and the settings to change."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ START_MIN = 0.1  # share of the loop's time in the start of workers, from which 
 
 
 def render_summary(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]], loop_s: float) -> str:
-    """The summary as text. `others`: reports of the other ranks on this node. `loop_s`: seconds since the loop
+    """Returns the summary as text. `others`: reports of the other ranks on this node. `loop_s`: seconds since the loop
     began.
     """
     spent, step_s = spent_time(report), report["step_seconds"]
     name = f" on rank {report['rank']} of {report['world_size']}" if report["world_size"] > 1 else ""
     if not spent.is_enough:
         return (
-            f"gpu-exporter: INCOMPLETE: {report['steps']} steps{name}, {spent.steps} of them measured; "
-            f"{STEPS_MIN} are needed, or {WHOLE_MIN} that take {LONG_S:.0f} s together. The first 5 steps and those "
-            "under a profiler are not measured" + _why_incomplete(report) + "\n"
+            f"gpu-exporter: INCOMPLETE: {report['steps']} steps{name}, of which {spent.steps} were measured; "
+            f"{STEPS_MIN} are needed, or {WHOLE_MIN} that take {LONG_S:.0f} s in total. The first 5 steps, and steps "
+            "under a profiler, are not measured" + _why_incomplete(report) + "\n"
         )
     coverage = min(1.0, (step_s + report["start_seconds"]) / loop_s) if loop_s > 0.0 else 0.0
     lines = [
@@ -53,14 +53,16 @@ def render_summary(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]
 
 def _why_incomplete(report: Mapping[str, Any]) -> str:
     if not report["batches"]:
-        return ". The loop took no batch from the observed loader: observe the loader that the framework returns"
+        return (
+            ". The loop took no batch from the observed loader: call observe on the loader that the framework returns"
+        )
     if report["steps"] == 0 and report["optimizer_steps"] == 0:
-        return ". The optimizer's step was never seen: call mark_step() after each step"
+        return ". The hook saw no step of the optimizer: call mark_step() after each step"
     return ""
 
 
 def spent_time(report: Mapping[str, Any]) -> SpentTime:
-    """The totals of a report."""
+    """Returns the totals of a report."""
     waited, worked = report["gpu_wait_seconds"], report["gpu_work_seconds"]
     key = "seconds" if waited is None or worked is None else "gpu_seconds"
     phase_s = {name: each[key] for name, each in (report["phases"] or {}).items() if each[key] is not None}
@@ -72,20 +74,18 @@ def _shares(report: Mapping[str, Any], spent: SpentTime) -> list[str]:
     if spent.is_gpu:
         lines[0] += f"   this wait left the GPU without work in {spent.wait:.0%} of the time"
     else:
-        lines[0] += "   whether a GPU worked meanwhile is not known"
+        lines[0] += "   it is unknown whether a GPU worked during this wait"
     if report["phases"] is None:
         return [*lines, "  phases           not measured; to measure them: phases=True"]
     shares = spent.phases
     lines += [f"  {name:16s} {f'{shares[name]:4.0%}' if name in shares else 'null'}" for name in report["phases"]]
     if all(phase["seconds"] is None for phase in report["phases"].values()):
-        lines.append(
-            "  no phase was placed: the hook does not look into compiled, sharded or DeepSpeed steps by itself"
-        )
+        lines.append("  no phase was found: the hook cannot look into compiled, sharded or DeepSpeed steps")
     return lines
 
 
 def advise(report: Mapping[str, Any]) -> list[str]:
-    """Proposed changes, each with the present value, the proposed value, and the upper bound of the gain."""
+    """Lists the proposed changes, each with the present value, the proposed value, and the upper bound of the gain."""
     found: list[str] = []
     facts, spent = report["facts"], spent_time(report)
     if spent.wait is not None and spent.wait >= WAIT_MIN:
@@ -106,7 +106,7 @@ def advise(report: Mapping[str, Any]) -> list[str]:
 
 
 def read_loading(report: Mapping[str, Any], spent: SpentTime) -> Loading | None:
-    """The costs of loading from a report. None if the loop does not use a DataLoader."""
+    """Returns the costs of loading from a report. None if the loop does not use a DataLoader."""
     workers, cpus = report["facts"].get("num_workers"), report["facts"].get("cpus")
     if workers is None or not report["batches"]:
         return None
@@ -123,7 +123,7 @@ def read_loading(report: Mapping[str, Any], spent: SpentTime) -> Loading | None:
 
 
 def find_proposal(report: Mapping[str, Any]) -> dict[str, int]:
-    """The fact `workers_to_try`: the number of workers that the summary advises. Empty if it advises none."""
+    """Returns the fact `workers_to_try`: the number of workers that the summary advises. Empty if it advises none."""
     spent = spent_time(report)
     if not spent.is_enough or spent.wait is None or spent.wait < WAIT_MIN:
         return {}
@@ -141,13 +141,13 @@ def _advise_loader(report: Mapping[str, Any], spent: SpentTime) -> str:
     made = f"making a batch takes {loading.make_s * 1e3:.3g} ms{cpu}, using it {loading.work_s * 1e3:.3g} ms"
     if found is None:
         return (
-            "try more workers, or make each sample cheaper: whether CPUs limit them is not known: the workers "
-            f"ended too soon, or cannot be read; {_bound(spent)}"
+            "try more workers, or make each sample cheaper: whether CPUs limit the workers is unknown, "
+            f"because they ended too soon or cannot be read; {_bound(spent)}"
         )
     if found.limit == TAKING:
         return (
-            "make fewer, larger batches: of the wait for each, "
-            f"{(loading.take_s or 0.0) * 1e3:.3g} ms are the loop's own work to take it from a worker"
+            f"make fewer, larger batches: in each wait, {(loading.take_s or 0.0) * 1e3:.3g} ms are the loop's "
+            "own work of taking the batch from a worker"
         )
     if found.number is None:
         cpus = "the CPUs" if loading.cpus is None else f"{loading.cpus:.3g} CPUs"
@@ -165,5 +165,5 @@ def _bound(spent: SpentTime) -> str:
 
 
 def find_late_rank(reports: Sequence[Mapping[str, Any]]) -> LateRank | None:
-    """The rank that the other ranks on this node wait for. None if they cannot be compared."""
+    """Finds the rank for which the other ranks on this node wait. None if they cannot be compared."""
     return find_late([RankTime(each["rank"], each["world_size"], spent_time(each)) for each in reports])

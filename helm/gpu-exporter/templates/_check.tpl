@@ -68,11 +68,14 @@
 {{- fail (printf "%s.serviceAccount: with create=false, name an account that is not `default`: its rights would be those of every pod of the namespace" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- if and (eq "trace" (dig "causes" "files" "none" $settings)) (not $agent.processes) -}}
+{{- if and $agent.enabled (eq "trace" (dig "causes" "files" "none" $settings)) (not $agent.processes) -}}
 {{- fail "settings.causes.files=trace: the agent sees processes only with agent.processes=true" -}}
 {{- end -}}
-{{- if and (eq "read" (dig "training" "files" "none" $settings)) (not $agent.hostActivity) -}}
+{{- if and $agent.enabled (eq "read" (dig "training" "files" "none" $settings)) (not $agent.hostActivity) -}}
 {{- fail "settings.training.files=read: the agent looks for trainings only with agent.hostActivity=true" -}}
+{{- end -}}
+{{- if and (not $agent.enabled) .Values.reconciler.enabled (hasPrefix "source-" .Values.prometheusRule.otherExporter) -}}
+{{- fail (printf "agent.enabled=false: the reconciler knows no holder of prometheusRule.otherExporter=%s, and where a reconciler runs, alerts report only the holders that it knows; set reconciler.enabled=false. If agents of another installation need a reconciler, install it in a release without prometheusRule" .Values.prometheusRule.otherExporter) -}}
 {{- end -}}
 {{- if and $agent.xidKmsg (not $agent.privileged) -}}
 {{- fail "agent.xidKmsg: only privileged containers may read /dev/kmsg; set agent.privileged=true, or agent.xidKmsg=false" -}}
@@ -90,6 +93,10 @@
 {{- if gt (include "gpu-exporter.seconds" . | float64) (include "gpu-exporter.seconds" $.Values.podMonitor.interval | float64) -}}
 {{- fail (printf "podMonitor.scrapeTimeout (%s): Prometheus refuses more than the interval (%s)" . $.Values.podMonitor.interval) -}}
 {{- end -}}
+{{- end -}}
+{{- $mail := .Values.digest.mail -}}
+{{- if and (or $mail.smtp $mail.from $mail.to) (not (and $mail.smtp $mail.from $mail.to)) -}}
+{{- fail "digest.mail: smtp, from and to are needed together" -}}
 {{- end -}}
 {{- if and .Values.serviceMonitor.enabled (not .Values.service.enabled) -}}
 {{- fail "serviceMonitor.enabled: a ServiceMonitor finds pods by a Service; set service.enabled=true, or use podMonitor" -}}

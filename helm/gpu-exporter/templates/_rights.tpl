@@ -85,6 +85,12 @@
 - apiGroups: [autoscaling]
   resources: [horizontalpodautoscalers]
   verbs: [list]
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
+  verbs: [list]
+- apiGroups: [inference.networking.x-k8s.io]   # releases before v1
+  resources: [inferencepools]
+  verbs: [list]
 - apiGroups: [apps]
   resources: [replicasets, deployments, statefulsets, daemonsets]
   verbs: [get]

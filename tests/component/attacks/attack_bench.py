@@ -11,13 +11,13 @@ from pathlib import Path
 from tests.testbed.processes import Running
 
 ORDER = [
-    "64 clients request pages and read nothing, 24 send nothing, 8 send half a request head; all of them reconnect",
-    "500 connections to a process that may have 128 file descriptors",
-    "with TLS, at the chart's memory limit: 256 connections that send nothing, and 256 that only begin a TLS handshake",
-    "with TLS, at the chart's memory limit: 8 clients on one address and 8 on 8 addresses guess passwords without a pause",
+    "64 clients read no answer, 24 send nothing, 8 send half a request head; all of these clients reconnect",
+    "500 connections to a process that may open 128 files",
+    "with TLS: 256 connections that send nothing, and 256 that only begin a handshake",
+    "with TLS: 8 clients on one address and 8 on 8 addresses guess passwords",
     "8 connections of one address request `/metrics?name[]=gpu_up` without a pause",
     "an endless request head, a request with a body, a line feed in a header, an unsupported method, random bytes",
-    "a source that sends one byte from time to time",
+    "a source that sends single bytes",
     "a source with an endless answer",
     "a source with an endlessly nested answer",
     "a source that answers each query of `digest` with 200,000 rows",
@@ -27,12 +27,12 @@ ORDER = [
     "a recording for replay that unpacks to 1 GiB",
     "a state file and a device list that a user has changed",
     "a textfile directory in which every user can rename files",
-    "the running exporter cannot start another thread, and gets signals",
-    "the exporter cannot start a thread at its start",
+    "the running exporter can start no thread, and gets signals",
+    "the starting exporter can start no thread",
     "a wall clock that jumps by an hour",
-    "at the chart's memory limit, the reconciler reads 500 pods, each with its label and 250 kB of annotations",
-    "at the chart's memory limit, the reconciler reads 50 pods, 40 Jobs, 50 Services, EndpointSlices and autoscalers of maximum size",
-    "at the chart's memory limit, a collector reads 8,000 jobs with names and comments of 1 kB",
+    "the reconciler reads 500 pods, each with the reconciler's label and 250 kB of annotations",
+    "the reconciler reads 50 pods, 40 Jobs, 50 Services, EndpointSlices and autoscalers of maximum size",
+    "a collector reads 8,000 jobs with names and comments of 1 kB",
 ]
 HOSTILE, HONEST, PROBE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 SCENARIO = "gpus: [{model: T4}, {model: H100}]\n"

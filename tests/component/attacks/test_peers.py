@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.reports.digest.read import TENANT_ROWS_MAX
+from gpu_exporter.reports.usage.tenants.read import TENANT_ROWS_MAX
 from tests.component.attacks.attack_bench import ORDER, probe_ms
 from tests.testbed.processes import GPU_EXPORTER, PROMPT_S, Processes, Running, fetch, free_port, wait_for
 
@@ -105,7 +105,7 @@ def test_the_reconciler_gives_up_on_a_source_that_sends_single_bytes(
         silent.listener.close()
     assert ended < PROMPT_S
     seen[ORDER[6]] = (
-        f"the reconciler gives up after 10 s and logs it; probes take {slowest:.0f} ms meanwhile; SIGTERM ends it in {ended:.1f} s"
+        f"the reconciler gives up after 10 s; probes take {slowest:.0f} ms meanwhile; SIGTERM ends the reconciler in {ended:.1f} s"
     )
 
 
@@ -114,14 +114,14 @@ def test_the_reconciler_refuses_an_endless_answer(seen: dict[str, str]) -> None:
     assert code == 3
     assert "the answer is longer than 64 MiB" in text
     assert most < 300
-    seen[ORDER[7]] = f"status 3 after {took:.1f} s: the answer is longer than 64 MiB; peak memory {most:.0f} MiB"
+    seen[ORDER[7]] = f"status 3 after {took:.1f} s: the answer is longer than 64 MiB; peak {most:.0f} MiB"
 
 
 def test_the_reconciler_refuses_an_endlessly_nested_answer(seen: dict[str, str]) -> None:
     code, text, _, most = run_dry(Peer(OK, iter([b"[" * 10_000_000])))
     assert code == 3
     assert "not an answer of a PromQL API (RecursionError)" in text
-    seen[ORDER[8]] = f"status 3: not an answer of a PromQL API; peak memory {most:.0f} MiB"
+    seen[ORDER[8]] = f"status 3: no answer of a PromQL API; peak {most:.0f} MiB"
 
 
 @contextlib.contextmanager
@@ -169,7 +169,7 @@ def test_a_digest_of_too_many_rows_ends_with_its_remedy(rows: int, row: int, sai
     assert (status, output.count("\n")) == (3, 1)
     assert said in output and "take a shorter --since" in output
     assert peak < 256
-    seen[ORDER[row]] = f"status 3 after {took:.1f} s: {said}; peak memory {peak:.0f} MiB"
+    seen[ORDER[row]] = f"status 3 after {took:.1f} s: {said}; peak {peak:.0f} MiB"
 
 
 def test_the_reconciler_does_not_follow_a_redirect(seen: dict[str, str]) -> None:
@@ -197,4 +197,4 @@ def test_invalid_text_in_names_is_escaped_in_every_output(
         assert body is not None
         assert "\x1b" not in body
     assert "\x1b" not in running.log()
-    seen[ORDER[12]] = "metrics, page, JSON and table are answered; neither they nor the log contain an escape"
+    seen[ORDER[12]] = "metrics, page, JSON, table and log contain no escape"

@@ -81,8 +81,8 @@ def test_the_reconciler_survives_hundreds_of_forged_labels(
         foreign = wait_for(lambda: besieged.value("gpu_reconciler_foreign_marks") == count and count, "all marks")
     assert bench.labels("p7").get(LABEL) == "underused", "left alone"
     seen[ORDER[19]] = (
-        f"peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; counted as {foreign} foreign marks, which remain "
-        "unchanged; another pod is marked; every cycle succeeds"
+        f"peak {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; {foreign} foreign marks are counted and remain; another pod "
+        "is marked; every cycle succeeds"
     )
     plane.core.delete_collection_namespaced_pod("labels", grace_period_seconds=0)
 
@@ -148,8 +148,8 @@ def test_the_reconciler_survives_objects_of_maximum_size(
         assert (besieged.value('gpu_reconciler_odd_objects_total{kind="Pod",reason="size"}') or 0.0) >= 10
         answered = 1e3 * (time.monotonic() - began)
     seen[ORDER[20]] = (
-        f"peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; another pod in the namespace is marked; every cycle "
-        f"succeeds; the reconciler's metrics answer in {answered:.0f} ms"
+        f"peak {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; another pod is marked; every cycle succeeds; metrics "
+        f"answer in {answered:.0f} ms"
     )
 
 
@@ -189,6 +189,6 @@ def test_a_collector_survives_8000_long_jobs(
     assert fetch(f"http://127.0.0.1:{port}{ANSWERS}n0")
     slowest = probe_ms(port)
     seen[ORDER[21]] = (
-        f"peak memory {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB for an answer of {len(jobs) / 2**20:.0f} MiB; "
+        f"peak {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB for an answer of {len(jobs) / 2**20:.0f} MiB; "
         f"probes take {slowest:.0f} ms meanwhile"
     )

@@ -9,7 +9,7 @@ COUNT = 8
 OTHERS = f"{COUNT - 1} fresh"
 NINTH = "0000:40:00.0"
 MISSING = f'gpu_missing{{pci_bus_id="{NINTH}"}} 1'
-LOST = "`gpu_up` 0, counters stop increasing, gauges are not published"
+LOST = "lost"
 
 
 def lose(rig: Rig, index: int = 3, error: str = "NVML_ERROR_GPU_IS_LOST") -> None:

@@ -21,7 +21,7 @@ def test_without_the_library_the_driver_is_down(rig: Rig, matrix: FaultTable) ->
     assert seen.one("gpu_driver_up") == 0
     assert not seen["gpu_up"]
     assert scrape_ms(url) < 10
-    assert "No GPU is expected to answer here: libnvidia-ml.so.1 cannot be loaded" in (fetch(f"{url}/") or "")
+    assert "The exporter expects no GPU here: libnvidia-ml.so.1 cannot be loaded" in (fetch(f"{url}/") or "")
     assert json.loads(fetch(f"{url}/api/v1/status") or "")["health"] == "none_expected"
     assert (fetch(f"{url}/-/ready"), "level=warn" in running.log()) == ("ready\n", False)
     assert running.stop() == 0
@@ -31,8 +31,8 @@ def test_without_the_library_the_driver_is_down(rig: Rig, matrix: FaultTable) ->
     assert json.loads(fetch(f"{url}/api/v1/status") or "")["health"] == "no_data"
     assert running.log().count('level=warning logger=agent.sampling.driver msg="no GPU data: libnvidia-ml.so.1') == 1
     assert running.stop() == 0
-    signs = "`gpu_driver_up` 0; log and page give the reason; not a fault if `gpu_devices_expected` is 0"
-    matrix.add("no libnvidia-ml", "nothing", "nothing", signs, "when the library is installed, automatically")
+    signs = "`gpu_driver_up` 0; log and page name the reason; no fault if no GPU is expected"
+    matrix.add("no libnvidia-ml", "nothing", "nothing", signs, "when the library is installed")
 
 
 def test_the_exporter_finds_a_driver_that_is_loaded_later(rig: Rig, matrix: FaultTable) -> None:
@@ -44,21 +44,21 @@ def test_the_exporter_finds_a_driver_that_is_loaded_later(rig: Rig, matrix: Faul
     assert scrape_ms(url) < 10
     assert "kernel driver is not loaded" in (fetch(f"{url}/") or "")
     matrix.add(
-        "driver not loaded", "nothing", "nothing", "`gpu_driver_up` 0; log and page give the reason", "see the next row"
+        "driver not loaded", "nothing", "nothing", "`gpu_driver_up` 0; log and page name the reason", "see the next row"
     )
     rig.set_state("B")
     begin = time.monotonic()
     rig.table.table.init_rc = 0
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "B") == rig.all())
     assert time.monotonic() - begin < 5 + PROMPT_S
-    matrix.add("driver is loaded later", "fresh", OTHERS, "`gpu_driver_up` 1", "within 5 s, automatically")
+    matrix.add("driver is loaded later", "fresh", OTHERS, "`gpu_driver_up` 1", "within 5 s")
 
 
 def test_a_failing_driver_is_a_fault_even_if_no_gpu_is_expected(rig: Rig) -> None:
     rig.table.table.init_rc = 999
     running, url = rig.start()
     assert look(url).one("gpu_devices_expected") == 0
-    assert "No GPU data: the driver refuses without a reason" in (fetch(f"{url}/") or "")
+    assert "No GPU data: the driver gives no reason" in (fetch(f"{url}/") or "")
     assert json.loads(fetch(f"{url}/api/v1/status") or "")["health"] == "no_data"
     assert "level=warning" in running.log()
 
@@ -79,7 +79,7 @@ def test_the_exporter_survives_a_driver_that_hangs_at_its_start(rig: Rig, matrix
         "nothing",
         "nothing",
         "`gpu_driver_up` 0; page: the driver does not answer",
-        "when the driver answers, automatically; SIGTERM works meanwhile",
+        "when the driver answers; SIGTERM works meanwhile",
     )
 
 
@@ -101,7 +101,7 @@ def test_the_exporter_ends_when_the_driver_is_replaced_in_a_container(rig: Rig, 
         "driver replaced, in a container",
         "nothing",
         "the same",
-        "the process ends with status 5; the log gives the reason",
+        "the process ends with status 5; the log names the reason",
         "the kubelet restarts the container with the new driver's library",
     )
 
@@ -130,7 +130,7 @@ def test_the_exporter_restarts_itself_when_the_driver_is_replaced_on_a_host(rig:
         "fresh after a moment",
         "the same",
         "the log gives the reason",
-        "the process restarts itself once and reads its counters from the state file; the second time it ends with status 5",
+        "the process restarts itself and keeps its counters. If the driver is replaced again soon after, the process ends with status 5",
     )
 
 

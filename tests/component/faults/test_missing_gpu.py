@@ -29,10 +29,10 @@ def test_a_gpu_on_the_bus_that_the_driver_does_not_list_is_missing(rig: Rig, mat
     rig.wait_until(url, "it to be given away", lambda seen: "gpu_missing" not in seen.text)
     matrix.add(
         "GPU on the bus that the driver does not list",
-        "row `missing` with its address; no UUID is known",
+        "row `missing` with the GPU's address; no UUID is known",
         f"{COUNT} fresh",
-        f"`gpu_missing{{pci_bus_id}}` 1, alert GpuMissing, visible {COUNT} of {COUNT + 1}; `--once` names the GPU and exits with 4",
-        "when the GPU is listed, bound to another driver, or removed from the bus",
+        f"`gpu_missing{{pci_bus_id}}` 1, GpuMissing, visible {COUNT} of {COUNT + 1}; `--once` names the GPU and exits with 4",
+        "when the GPU is listed, rebound or removed",
     )
 
 
@@ -48,11 +48,11 @@ def test_a_gpu_that_the_driver_cannot_start_is_missing(rig: Rig, matrix: FaultTa
     assert "its probe failed" in (fetch(f"{url}/") or "")
     kmsg.close()
     matrix.add(
-        "the driver cannot start a GPU (its probe fails)",
+        "the driver cannot start a GPU",
         "row `missing`: its probe failed",
         f"{COUNT} fresh",
-        "`gpu_missing{pci_bus_id}` 1: at once with `--collector.xid.kmsg`, otherwise when similar GPUs have worked for 10 minutes",
-        "when the GPU is listed, bound to another driver, or removed from the bus",
+        "`gpu_missing{pci_bus_id}` 1: with `--collector.xid.kmsg` at once, otherwise after similar GPUs have worked for 10 minutes",
+        "when the GPU is listed, rebound or removed",
     )
 
 
@@ -72,8 +72,8 @@ def test_a_sleeping_gpu_is_not_a_fault(rig: Rig, matrix: FaultTable) -> None:
         "GPU asleep (runtime power management)",
         "no series",
         f"{COUNT} fresh",
-        "none: this is not a fault",
-        "when the GPU wakes, automatically",
+        "none: no fault",
+        "when the GPU wakes",
     )
 
 
@@ -140,8 +140,8 @@ def test_a_gpu_of_a_virtual_machine_is_not_expected(rig: Rig, matrix: FaultTable
     seen = rig.wait_until(url, "gpu 3 to be back", lambda seen: rig.fresh(seen, "B") == rig.all())
     matrix.add(
         "GPU given to a virtual machine",
-        "no `gpu_up` and no gauges: not expected, so not lost; its holder remains, as unknown",
+        "no `gpu_up`, no gauges; its holder is unknown",
         OTHERS,
-        '`gpu_devices_unmanaged{driver="vfio-pci"}` 1; one GPU less is expected',
-        "when the GPU is bound to nvidia again, automatically",
+        '`gpu_devices_unmanaged{driver="vfio-pci"}` 1; one GPU less expected',
+        "when the GPU is bound to nvidia again",
     )

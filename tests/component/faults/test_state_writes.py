@@ -26,7 +26,7 @@ def test_failed_state_writes_are_reported_and_counted_until_they_succeed(rig: Ri
     assert last is not None
     (warning,) = json.loads(fetch(f"{url}/api/v1/status") or "")["warnings"]
     path = rig.directory / "state" / "state"
-    assert warning.startswith(f"{path}: the state file cannot be written (File too large). Counters stop")
+    assert warning.startswith(f"{path}: the state file cannot be written (File too large). Counters stand still")
     assert warning in (fetch(f"{url}/") or "")
 
     def stays_stopped(seen: Seen) -> None:
@@ -41,8 +41,8 @@ def test_failed_state_writes_are_reported_and_counted_until_they_succeed(rig: Ri
     assert running.stop() == 0
     matrix.add(
         "state directory full or read-only",
-        "counters remain at the last written value; gauges are fresh",
+        "counters keep the last written value; gauges are fresh",
         "the same",
-        "`gpu_exporter_state_write_errors_total`, `gpu_exporter_state_last_write_timestamp_seconds`; log and page give the reason",
-        "with the next successful write, automatically",
+        "`gpu_exporter_state_write_errors_total`, `gpu_exporter_state_last_write_timestamp_seconds`; log and page name the reason",
+        "the next successful write",
     )

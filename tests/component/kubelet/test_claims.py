@@ -118,6 +118,6 @@ def test_claimed_mig_instances_are_found_by_their_placement(
     wanted = (
         "several MIG instances"
         if refused
-        else "no MIG instance of the GPU with device file number 0 can be 1g10gb-19-6"
+        else "no MIG instance matches 1g10gb-19-6 on the GPU with device file number 0"
     )
     assert wanted in kubelet_says["error"]

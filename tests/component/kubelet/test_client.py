@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gpu_exporter.agent.attribution.kubelet.grpc_unix import CallError, call
+from gpu_exporter.agent.attribution.kubelet.grpc_unix import CallError, _unwrap, call
 from gpu_exporter.agent.attribution.kubelet.podresources import LIST
 from gpu_exporter.agent.attribution.kubelet.source import KubeletSource
 from gpu_exporter.agent.attribution.source import SourceError
@@ -53,6 +53,55 @@ def test_a_large_answer_arrives_despite_flow_control(kubelet: Kubelet, source: K
     for i in range(2_000):
         kubelet.pods["ml", f"pod-{i}-{'x' * 200}"] = {"main": {"nvidia.com/gpu": [UUID]}}
     assert len(source.poll().grants) == 2_000
+
+
+def test_a_gpu_with_thousands_of_replicas_is_offered_once(
+    kubelet: Kubelet, source: KubeletSource, clock: ManualClock
+) -> None:
+    """8 resources with 16,384 replicas answer 9.7 MB; the first version read 4 MiB and then knew no offers at all."""
+    kubelet.allocatable = [f"{UUID[:-1]}{gpu}::{number}" for gpu in range(8) for number in range(16_384)]
+    answer = source.poll()
+    assert answer.offers is not None and len(answer.offers) == 8 and not answer.notice
+    kubelet.allocatable = [f"{UUID}::0"]
+    clock.advance(60.0)
+    assert source.poll().offers == answer.offers, "so many replicas are not read at every poll"
+    clock.advance(60.0)
+    assert len(source.poll().offers or ()) == 1
+
+
+def test_offers_that_are_refused_leave_the_holders_known_and_are_named(
+    kubelet: Kubelet, source: KubeletSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    kubelet.allocatable = [f"{UUID}::{number}" for number in range(50)]
+    monkeypatch.setattr("gpu_exporter.agent.attribution.kubelet.grpc_unix.MAX_ANSWER", 1_000)
+    answer = source.poll()
+    assert len(answer.grants) == 1 and answer.offers is None
+    assert "allocatable devices (the answer is larger than 1000 bytes), so gpu_allocatable is absent" in answer.notice
+    monkeypatch.undo()
+    answer = source.poll()
+    assert len(answer.offers or ()) == 1 and not answer.notice
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"\0\0\0\0\x03abc", ""),
+        (b"\0\0\0\0\0", ""),
+        (b"\1\0\0\0\x03abc", "single uncompressed"),
+        (b"\0\0\0\0\x04abc", "single uncompressed"),
+        (b"\0\0\0\0\x02abc", "single uncompressed"),
+        (b"\0\0\0", "single uncompressed"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 6, 100])
+def test_a_body_is_unwrapped_in_chunks_of_any_size(body: bytes, error: str, size: int) -> None:
+    parts = _unwrap(body[at : at + size] for at in range(0, len(body), size))
+    if error:
+        with pytest.raises(CallError, match=error):
+            list(parts)
+    else:
+        assert b"".join(parts) == body[5:]
 
 
 def test_the_client_gives_up_on_a_server_that_never_answers(tmp_path: Path) -> None:

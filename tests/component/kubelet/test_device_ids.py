@@ -76,7 +76,7 @@ def test_resources_that_the_site_names_are_gpus(kubelet: Kubelet, tmp_path: Path
         KubeletSource(clock, KubeletOptions(socket=kubelet.socket, logs=tmp_path, resources=["("]), vendor=NVIDIA)
 
 
-HAMI = "its scheduler writes the chosen device on the pod, and the kubelet may report another one"
+HAMI = "its scheduler writes the chosen device into the pod's annotations, and the kubelet may report another one"
 
 
 @pytest.mark.parametrize(
@@ -149,3 +149,26 @@ def test_a_problem_of_several_pods_has_the_same_text_in_any_order(kubelet: Kubel
         kubelet.pods = {("ml", name): {"main": {}} for name in turn}
         problems.add(source.poll().problem)
     assert len(problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("namespace", "more", "reserves"),
+    [
+        ("kai-resource-reservation", (), True),
+        ("runai-reservation", (), True),
+        ("gpu-sharing", ("gpu-sharing",), True),
+        ("gpu-sharing", (), False),
+        ("kai-resource-reservation-ml", (), False),  # a tenant's: only the whole name counts
+        ("ml-kai-resource-reservation", ("gpu-sharing",), False),
+    ],
+)
+def test_a_reservation_is_known_by_the_whole_name_of_its_namespace(
+    kubelet: Kubelet, clock: ManualClock, tmp_path: Path, namespace: str, more: tuple[str, ...], reserves: bool
+) -> None:
+    kubelet.pods[namespace, "gpu-reservation-1a"] = {"resource-reservation": {"nvidia.com/gpu": [UUID]}}
+    kubelet.pods[namespace, "claimed"] = {"resource-reservation": {}}
+    kubelet.claimed[namespace, "claimed", "resource-reservation"] = [("gpu.nvidia.com", "gpu-3", "")]
+    options = KubeletOptions(socket=kubelet.socket, logs=tmp_path, reservations=more)
+    answer = KubeletSource(clock, options, vendor=NVIDIA).poll()
+    assert [grant.reserves for grant in answer.grants] == [reserves, reserves]
+    assert answer.problem == ""

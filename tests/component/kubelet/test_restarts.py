@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -66,7 +66,7 @@ def test_pods_remain_if_a_kubelet_without_an_api_server_does_not_list_them(
     source = KubeletSource(
         clock,
         KubeletOptions(socket=kubelet.socket, logs=tmp_path / "pods", timeout_s=10.0),
-        lives=PodLives(lambda uids: uids & there, "own"),
+        lives=PodLives(lambda uids: dict.fromkeys(uids & there, PurePosixPath("kubepods")), "own"),
         vendor=NVIDIA,
     )
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.agent.collectors import registry
 from gpu_exporter.agent.devices.errors import (
     DeviceError,
     DeviceLost,
@@ -18,7 +19,10 @@ from gpu_exporter.agent.devices.nvml.backend import NvmlBackend
 from gpu_exporter.agent.devices.nvml.library import SYSTEM, Handle, LiveLibrary
 from gpu_exporter.agent.devices.nvml.support import RETRY_S
 from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.agent.runtime.wiring import activity_rules
+from gpu_exporter.agent.sampling.sampler import DeviceSampler
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.config.defaults import Settings
 from tests.component.nvml.nvml_bench import MakeBackend, feed, first_device
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 
@@ -155,3 +159,35 @@ def test_an_error_names_a_driver_that_is_not_loaded(backend: NvmlBackend, nvml_t
     nvml_table.table.init_rc = 18
     with pytest.raises(DriverUnavailable, match="the driver library does not match the kernel module"):
         backend.open()
+
+
+def test_not_ready_is_asked_in_each_cycle_and_never_remembered(
+    make_backend: MakeBackend, nvml_table: NvmlTable
+) -> None:
+    feed(nvml_table)
+    clock = ManualClock()
+    nvml_table.set_call(0, "nvmlDeviceGetUtilizationRates", "NVML_ERROR_NOT_READY")
+    sampler = DeviceSampler(first_device(make_backend(clock)), registry.DEFAULT, clock, activity_rules(Settings()))
+
+    def not_ready() -> str:
+        clock.advance(1.0)
+        return sampler.sample().not_ready
+
+    assert {not_ready() for _ in range(30)} == {"nvmlDeviceGetUtilizationRates"}
+    nvml_table.set_call(0, "nvmlDeviceGetUtilizationRates")
+    assert not_ready() == ""
+
+
+def test_a_switch_of_mig_drops_values_of_the_other_mode(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:
+    """With MIG on, a fabric that failed only degrades the GPU."""
+    feed(nvml_table)
+    device, clock = nvml_table.table.devices[0], ManualClock()
+    device.mig_mode, device.fabric[:] = 1, (3, 23, 0)
+    sampler = DeviceSampler(first_device(make_backend(clock)), registry.DEFAULT, clock, activity_rules(Settings()))
+    assert sampler.sample().facts.fabric == 4
+    device.mig_mode, device.fabric[:] = 0, (3, 0, 0)
+    seen = []
+    for _ in range(2):
+        clock.advance(1.0)
+        seen.append(sampler.sample().facts.fabric)
+    assert seen[-1] == 3

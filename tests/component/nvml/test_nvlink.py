@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from gpu_exporter.agent.devices.errors import (
@@ -87,7 +89,7 @@ def test_after_a_minute_the_sum_continues_without_the_silent_link(
         last = traffic
     assert links.errors() <= 1  # the next retry
     assert [r.getMessage() for r in caplog.records if "NVLink" in r.getMessage()] == [
-        "gpu 0: NVLink 5 has not returned field 204 for 60 s; its last count stays in the sum; the other links still count"
+        "gpu 0: NVLink 5: no traffic counters for 60 s; the last counts stay in the sum; 17 links still count"
     ]
     links.missing = {}
     rises = []
@@ -151,3 +153,119 @@ def test_a_silent_sum_over_all_links_is_missing_and_not_replaced(
     links.missing = {}
     clock.advance(RETRY_S)
     assert links.step() == (1063 * 1024.0, 1063 * 1024.0)
+
+
+@pytest.mark.parametrize("has_state", [True, False])
+def test_a_link_is_down_after_two_counts_and_up_at_once(
+    make_backend: MakeBackend, nvml_table: NvmlTable, has_state: bool
+) -> None:
+    """By the driver's state of each link, or without one by the counters of each link."""
+    clock = ManualClock()
+    links = Nvlink(make_backend(clock), nvml_table, clock, "b200")
+
+    if not has_state:
+        nvml_table.set_call(0, "nvmlDeviceGetNvLinkState", "NVML_ERROR_NOT_SUPPORTED")
+
+    def set_up(*down: int) -> None:
+        links.missing = (
+            {} if has_state else {(field, link): "NVML_ERROR_NOT_SUPPORTED" for field in (202, 204) for link in down}
+        )
+        if has_state:
+            nvml_table.table.devices[0].nvlinks[:] = [1 if link in down else 2 for link in range(18)]
+
+    def count() -> int:
+        with contextlib.suppress(NotSupported):
+            links.step(10.0)
+        return links.device.read_nvlinks_active()
+
+    set_up()
+    assert count() == 18
+    set_up(5)
+    assert [count(), count(), count()] == [18, 17, 17], "a link that trains again is not down"
+    set_up(*range(18))
+    assert [count(), count()] == [17, 0]
+    for _ in range(10):
+        assert count() == 0
+    if not has_state:
+        clock.advance(RETRY_S)  # counters that were given up are asked again then
+    set_up(5)
+    assert count() == 17
+
+
+def test_links_are_neither_counted_without_links_nor_with_mig(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:
+    ScenarioFeeder(parse_scenario({"gpus": [{"model": "T4"}]}), nvml_table)
+    device = first_device(make_backend())
+    for error in ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_INVALID_ARGUMENT"):
+        nvml_table.set_call(0, "nvmlDeviceGetNvLinkState", error)
+        with pytest.raises(NotSupported):
+            device.read_nvlinks_active()
+    ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100", "mig": [{"profile": "1g.10gb"}]}]}), nvml_table)
+    nvml_table.table.devices[0].nvlinks[:] = [1] * 18
+    with pytest.raises(NotSupported):  # the links of a board with MIG on are off
+        first_device(make_backend()).read_nvlinks_active()
+
+
+def test_a_state_that_cannot_be_read_is_no_link_that_is_down(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:
+    ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}]}), nvml_table)
+    nvml_table.table.devices[0].nvlinks[:] = [2] * 18
+    device = first_device(make_backend())
+    assert device.read_nvlinks_active() == 18
+    nvml_table.table.devices[0].nvlinks[7] = 6  # state 5
+    with pytest.raises(DeviceError):
+        device.read_nvlinks_active()
+    nvml_table.table.devices[0].nvlinks[7] = 2
+    for error in (
+        "NVML_ERROR_UNKNOWN",
+        "NVML_ERROR_INVALID_ARGUMENT",
+        "NVML_ERROR_NO_PERMISSION",
+        "NVML_ERROR_NOT_SUPPORTED",
+    ):
+        nvml_table.set_call(0, "nvmlDeviceGetNvLinkState", error)
+        for _ in range(3):
+            with pytest.raises(DeviceError):
+                device.read_nvlinks_active()
+
+
+def test_states_that_are_refused_are_not_judged_by_silent_counters(
+    make_backend: MakeBackend, nvml_table: NvmlTable
+) -> None:
+    clock = ManualClock()
+    links = Nvlink(make_backend(clock), nvml_table, clock, "b200")
+    links.step()
+    assert links.device.read_nvlinks_active() == 18
+    links.missing = dict.fromkeys(links.fields, "NVML_ERROR_NOT_SUPPORTED")
+    nvml_table.set_call(0, "nvmlDeviceGetNvLinkState", "NVML_ERROR_NOT_SUPPORTED")
+    for _ in range(3):
+        links.step(10.0)
+        with pytest.raises(NotSupported):
+            links.device.read_nvlinks_active()
+
+
+def test_links_that_train_after_a_reset_are_not_down(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:
+    ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}]}), nvml_table)
+    device = first_device(make_backend())
+    assert device.read_nvlinks_active() == 18
+    nvml_table.table.devices[0].nvlinks[:] = [1] * 18
+    device.renew()
+    assert [device.read_nvlinks_active(), device.read_nvlinks_active()] == [18, 0]
+
+
+def test_silent_links_are_logged_in_one_line(
+    make_backend: MakeBackend, nvml_table: NvmlTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    links = Nvlink(make_backend(clock), nvml_table, clock, "b200")
+    links.step()
+    links.missing = dict.fromkeys(links.fields, "NVML_ERROR_NOT_SUPPORTED")
+    with contextlib.suppress(NotSupported):
+        for _ in range(90):
+            links.step()
+    (record,) = [each for each in caplog.records if "NVLink" in each.getMessage()]
+    assert "0, 1, 2" in record.getMessage() and "no link counts any more" in record.getMessage()
+
+
+def test_errors_of_nvlink_are_read_by_kind(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:
+    ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}]}), nvml_table)
+    for field, count in ((38, 1), (45, 2), (52, 3)):
+        nvml_table.set_field(0, field, count)
+    assert first_device(make_backend()).read_nvlink_errors() == {"crc_flit": 1, "crc_data": 2, "replay": 3}

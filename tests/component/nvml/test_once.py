@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpu_exporter.agent.devices.scenario import load_scenario, parse_scenario
 from tests.component.nvml.nvml_bench import feed
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
+from tests.testbed.podresources import Kubelet
 from tests.testbed.processes import GPU_EXPORTER, run_exporter, wait_for
 from tests.testbed.sysfs import add_function
 
@@ -120,6 +121,37 @@ def test_once_without_a_driver_prints_one_line_and_fails_only_if_a_gpu_is_missin
         "no NVIDIA driver on this host, or it is not mounted here\n"
     )
     assert "gpu_driver_up 0" in (tmp_path / "gpu.prom").read_text("utf-8")
+
+
+@pytest.mark.parametrize("library", [True, False], ids=["a driver without a GPU", "no driver"])
+@pytest.mark.parametrize(("offered", "status"), [(["GPU-a", "GPU-b"], 3), ([], 0)])
+def test_once_fails_without_a_gpu_if_the_kubelet_offers_gpus(
+    nvml_environment: dict[str, str],
+    nvml_table: NvmlTable,
+    tmp_path: Path,
+    library: bool,
+    offered: list[str],
+    status: int,
+) -> None:
+    """The first boot of a node that keeps no files."""
+    environment = {key: value for key, value in nvml_environment.items() if library or key != "LD_LIBRARY_PATH"}
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    kubelet = Kubelet(tmp_path / "kubelet.sock")
+    kubelet.allocatable = offered
+    kubelet.start()
+    try:
+        flags = (
+            "--once",
+            "--state.directory=",
+            "--check=devices",
+            f"--path.sysfs={tmp_path}",
+            *kubelet.flags(tmp_path),
+        )
+        done = run_exporter(*flags, environment=environment)
+    finally:
+        kubelet.stop()
+    assert done.returncode == status, done.stderr
+    assert ("no GPU data" if status else "no GPU is expected here") in done.stderr
 
 
 FORBIDDEN = ("prometheus_client", "yaml", "psutil", "http.server", "grpc", "kubernetes", "torch", "h2")

@@ -14,11 +14,12 @@ from kubernetes.client.exceptions import NotFoundException
 
 from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.reconciler.actions.acts import Acts
+from gpu_exporter.reconciler.actions.ends import Ends
 from gpu_exporter.reconciler.actions.gates import Gates
 from gpu_exporter.reconciler.actions.journal import Journal
 from gpu_exporter.reconciler.actions.record import PolicyStanding
 from gpu_exporter.reconciler.actions.runner import ActionRunner, Parts
-from gpu_exporter.reconciler.actor import Actor
+from gpu_exporter.reconciler.actor import ENDING, Actor
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.cycle import CycleHooks, ReconcileCycle
 from gpu_exporter.reconciler.decision.policy import Decision
@@ -33,6 +34,7 @@ from tests.component.test_shapes import Ground
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.gpu_resources import GPU_RESOURCES
 from tests.testbed.operators import OBJECTS
+from tests.testbed.processes import wait_for
 from tests.testbed.proven import SaidProofs, SaidRecord
 
 # How long an owner must have been warned is shown in tests/unit/reconciler/test_actions.py.
@@ -84,8 +86,10 @@ class Team(Ground):
         self.lease.tick()
         proofs: Any = self.proofs  # answers like the real one (see test_proofs)
         record: Any = self.said
-        judge = judge_of(self.source, [self.marker], book, self.clock)
-        acts = Acts(Journal(self.lease), actors, record, audit, self, self.clock)
+        judge = judge_of(self.source, [self.marker], book)
+        ends = Ends(actors, proofs)
+        acts = Acts(Journal(self.lease), actors, ends, record, audit, self, self.clock, self.settings.grace_max)
+        self.acts = acts
         gates = Gates(self.settings, proofs, record, HostLimits(0.25, 20e6), self.clock)
         markers = {"kubernetes": self.marker}
         parts = Parts(
@@ -103,12 +107,30 @@ class Team(Ground):
         )
 
     def act(self, cycles: int = 2) -> tuple[list[tuple[str, str]], set[str]]:
-        """Run a cycle that marks and a cycle that may act. Returns the acts, and the reasons why nothing was done."""
+        """Run a cycle that marks and a cycle that may act, and wait until the controllers have ended what was ended.
+
+        Returns the acts, and the reasons why nothing was done.
+        """
+        self.begin(cycles)
+
+        def has_ended() -> bool:
+            self.acts._confirm()
+            return ENDING not in self.results()
+
+        wait_for(has_ended, "the pods to end", 60.0, 0.2)
+        return self.done, self.held
+
+    def begin(self, cycles: int = 2) -> tuple[list[tuple[str, str]], set[str]]:
+        """The same, but does not wait for the end of anything."""
         self.done, self.held, self.spared = [], set(), []
         for _ in range(cycles):
             self.lease.tick()
             self.run()
         return self.done, self.held
+
+    def results(self) -> list[str]:
+        """The results in the journal, in the order of the acts."""
+        return [entry.told for entry in self.acts.entries]
 
     def idle(self, reference: Reference) -> list[str]:
         """Make the members that hold GPUs idle, and return them."""

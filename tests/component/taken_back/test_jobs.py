@@ -87,11 +87,13 @@ def test_the_reconciler_does_not_act_without_proof(team: Team, reason: str) -> N
 
 
 def test_acts_do_not_exceed_the_demand_and_the_limits(team: Team) -> None:
-    team.proofs.waiting = 3.0
+    team.proofs.waiting = 5.0
     for name in ("a", "b", "c"):
         team.job(name, 2)
     done, held = team.act()
-    assert done == [("suspend", "done")] * 2, "two of two GPUs each, for three that are wanted"
+    assert done == [("suspend", "done")] * 2, (
+        "two of two GPUs each, since a third one would be more than the five wanted"
+    )
     assert "no_demand" in held
     team.proofs.waiting = 9.0
     team.settings = ACT._replace(hour_max=3)

@@ -16,7 +16,7 @@ SOURCE = Path(__file__).resolve().parent / "libnvidia_ml.c"
 NAME = "libnvidia-ml.so.1"
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{NAME}")
 # Functions that older drivers do not export yet (API reference, change log by release).
-_AFTER_535 = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetMarginTemperature")
+_AFTER_535 = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetGpuFabricInfoV")
 _AFTER_470 = (
     *_AFTER_535,
     "nvmlDeviceGetMemoryInfo_v2",
@@ -24,6 +24,7 @@ _AFTER_470 = (
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetSupportedClocksEventReasons",
+    "nvmlDeviceGetGpuFabricInfo",
     "nvmlDeviceGetJpgUtilization",
     "nvmlDeviceGetOfaUtilization",
     "nvmlGpmQueryDeviceSupport",

@@ -223,6 +223,15 @@ class ScenarioFeeder:
             ("remapped_corrected", "remapped_uncorrected", "remap_pending", "remap_failed")
         ):
             out.remapped[position] = health.get(name, 0)
+        if status := health.get("fabric_status", 0):
+            # The driver reports a failure as completed, with an error.
+            out.fabric[:] = (
+                (3, ERROR_NUMBERS["NVML_ERROR_INSUFFICIENT_RESOURCES"], 0) if status == 4 else (status, 0, 0)
+            )
+        down = health.get("nvlinks_down", 0)
+        if gpu.product.nvlink and not gpu.has_mig(self.stage.now()) and (down or not gpu.product.link_bytes):
+            up = round(device.read_nvlinks_active())
+            out.nvlinks[: up + down] = [2] * up + [1] * down
         if not gpu.product.remap:
             self._table.set_field(index, constants.NVML_FI_DEV_RETIRED_SBE, health.get("retired_single_bit", 0))
             self._table.set_field(index, constants.NVML_FI_DEV_RETIRED_DBE, health.get("retired_double_bit", 0))
@@ -247,9 +256,9 @@ class ScenarioFeeder:
 
     def _feed_traffic(self, index: int, device: SimulatedDevice, gpu: ScenarioGpu) -> None:
         pcie = device.read_pcie().traffic
-        assert pcie is not None
-        self._table.set_field(index, constants.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, pcie.rx)
-        self._table.set_field(index, constants.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pcie.tx)
+        if pcie is not None:
+            self._table.set_field(index, constants.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, pcie.rx)
+            self._table.set_field(index, constants.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pcie.tx)
         if not gpu.product.nvlink:
             return
         nvlink = device.read_nvlink()
@@ -351,7 +360,7 @@ def _fill_gpm(
     metrics = [(metric, 0, 100 * parts[name].integral(now)) for metric, name in GPM_PERCENT.items()]
     metrics += [(metric, 0, 100 * parts[name].integral(now)) for metric, name in GPM_ENGINES.items()]
     for name, rate in rates.items():
-        for metric in constants.GPM_RATES[name]:
+        for metric in constants.GPM_RATES[name] if rate else ():
             metrics.append((metric, 0, rate / MIB * parts[name].integral(now)))
     metrics.append((constants.NVML_GPM_METRIC_SM_CYCLES_ELAPSED, 1, SM_CLOCK_CYCLES * now))
     metrics.append((constants.NVML_GPM_METRIC_SM_CYCLES_ACTIVE, 1, SM_CLOCK_CYCLES * parts["sm"].integral(now)))

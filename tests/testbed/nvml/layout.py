@@ -10,7 +10,7 @@ import ctypes
 from typing import Any
 
 MAGIC = 0x4C4D564E  # "NVML"
-VERSION = 11
+VERSION = 12
 MAX_DEVICES = 16
 MAX_SAMPLES = 100  # the length of a real driver's ring is not documented; this ring must be finite like it
 MAX_PROCESSES = 128
@@ -19,6 +19,7 @@ MAX_INSTANCES = 8
 MAX_FIELDS = 96
 MAX_GPM = 28
 MAX_EVENTS = 64
+MAX_LINKS = 18
 THRESHOLDS = 4
 # In a field of NUMBERS: the GPU does not support the call. Not all ones, which drivers answer for "no value".
 UNSET = 0xFFFFFFFE
@@ -58,6 +59,8 @@ CALLS = (
     "nvmlDeviceGetMaxPcieLinkWidth",
     "nvmlDeviceGetTotalEccErrors",
     "nvmlDeviceGetRemappedRows",
+    "nvmlDeviceGetNvLinkState",
+    "nvmlDeviceGetGpuFabricInfo",
     "nvmlDeviceRegisterEvents",
     "nvmlGpmQueryDeviceSupport",
     "nvmlGpmSampleGet",
@@ -172,6 +175,12 @@ class Device(ctypes.Structure):
         ("gpm_supported", u32),
         ("remapped", u32 * 4),  # corrected, uncorrected, pending, failed
         (
+            "nvlinks",
+            u32 * MAX_LINKS,
+        ),  # state of each NVLink, plus 1; 0: the board has no such link, or reports no state
+        ("fabric", u32 * 3),  # state, status, health mask; state 0: not supported
+        ("fabric_version", u32),  # the newest version of the structure that the driver knows; 0: 3
+        (
             "processes_by_instance",
             u32,
         ),  # not 0, with MIG: process lists have no instance ids; 1: the board also refuses, as without permission
@@ -255,6 +264,7 @@ def render_header() -> str:
         "MAX_EVENTS": MAX_EVENTS,
         "MAX_GPM": MAX_GPM,
         "THRESHOLDS": THRESHOLDS,
+        "MAX_LINKS": MAX_LINKS,
         "UNSET": UNSET,
     }
     out += [f"#define {name} {value}u" for name, value in constants.items()]

@@ -25,6 +25,7 @@ typedef struct { int device; int instance; } handle_t; /* instance < 0: the whol
 typedef handle_t *dev_t_;
 
 #define DEVICES 16
+#define NVLINK_BYTES 202 /* NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES */
 #define INSTANCES 8
 static handle_t whole[DEVICES], part[DEVICES][INSTANCES];
 static table_t *table;
@@ -404,6 +405,34 @@ ret_t nvmlDeviceGetRemappedRows(dev_t_ handle, unsigned *corrected, unsigned *un
     ENTER(nvmlDeviceGetRemappedRows);
     if (d.mig_mode && d.instance_count) return NOT_SUPPORTED;
     *corrected = d.remapped[0]; *uncorrected = d.remapped[1]; *pending = d.remapped[2]; *failed = d.remapped[3];
+    return OK;
+}
+
+ret_t nvmlDeviceGetNvLinkState(dev_t_ handle, unsigned link, unsigned *out) {
+    ENTER(nvmlDeviceGetNvLinkState);
+    if (link >= MAX_LINKS) return INVALID_ARGUMENT;
+    unsigned state = d.nvlinks[link];
+    for (unsigned i = 0; i < d.field_count && state != 1; i++) /* the counter of an inactive link is not answered */
+        if (d.fields[i].id == NVLINK_BYTES && d.fields[i].scope == link) state = d.fields[i].rc ? 1 : 2;
+    *out = state - 1;
+    return state ? OK : NOT_SUPPORTED;
+}
+/* Versions 2 and 3 begin with a version. The oldest structure has none, and ends with `state`. */
+typedef struct { unsigned char cluster[16]; ret_t status; unsigned clique; unsigned char state; } fabric_t;
+typedef struct { unsigned version; fabric_t known; unsigned health; unsigned char summary; } fabric_v3_t;
+ret_t nvmlDeviceGetGpuFabricInfo(dev_t_ handle, fabric_t *out) {
+    ENTER(nvmlDeviceGetGpuFabricInfo);
+    if (!d.fabric[0]) return NOT_SUPPORTED;
+    *out = (fabric_t){.state = (unsigned char)d.fabric[0], .status = (ret_t)d.fabric[1]};
+    return OK;
+}
+ret_t nvmlDeviceGetGpuFabricInfoV(dev_t_ handle, fabric_v3_t *out) {
+    ENTER(nvmlDeviceGetGpuFabricInfo);
+    unsigned version = out->version >> 24, newest = d.fabric_version ? d.fabric_version : 3;
+    size_t size = version == 3 ? sizeof *out : sizeof *out - 4;
+    if (version < 2 || version > newest || (out->version & 0xffffff) != size) return ARGUMENT_VERSION_MISMATCH;
+    out->known = (fabric_t){.state = (unsigned char)d.fabric[0], .status = (ret_t)d.fabric[1]};
+    out->health = d.fabric[2];
     return OK;
 }
 

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.testbed.processes import wait_for
 
 from gpu_exporter.agent.attribution.source import Answer, Source
 from gpu_exporter.agent.collectors.names import COLLECTORS
 from gpu_exporter.agent.devices.errors import DriverUnavailable
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.agent.devices.simulated import SimulatedBackend
-from gpu_exporter.agent.exposition.rows import list_rows
+from gpu_exporter.agent.exposition.health import judge_health, list_failed_checks
+from gpu_exporter.agent.exposition.json_format import list_rows
 from gpu_exporter.agent.inventory.expected import FILE
 from gpu_exporter.agent.ledger.state import read_boot_id
 from gpu_exporter.agent.runtime.reading import make_readers, take_one_view
@@ -55,7 +57,10 @@ def test_one_view_knows_holders_and_free_gpus_and_reports_nothing_as_idle() -> N
     assert (allocation.allocation.holder.job_id, allocation.gpu) == ("42", 0)
     assert allocation.totals.idle_run_s == 0.0
     assert states(view) == ["unknown", "free"]
-    assert allocation.verdict.evidence == "one reading: states need a running exporter with the same --state.directory"
+    assert (
+        allocation.verdict.evidence
+        == "this is one reading: for states, run the exporter with the same --state.directory"
+    )
     assert [gpu.withheld for gpu in view.gpus] == [False, False]
     assert view.status.devices_visible == view.status.devices_expected == 2
 
@@ -103,6 +108,27 @@ def test_no_gpu_is_free_while_a_source_is_silent(silent: Source) -> None:
     view = take({"model": "T4"}, sources=[silent], timeout_s=SHORT_S)
     assert states(view) == ["unknown"]
     assert (view.status.attribution_known, [source.up for source in view.status.sources]) == (False, [False])
+
+
+def test_a_slow_source_makes_no_gpu_that_has_answered_look_silent() -> None:
+    """slurmctld may answer after a minute. The GPUs are read at the beginning, and only once."""
+    clock = ManualClock()
+    backend, _, _ = build_simulation(parse_scenario({"gpus": [{"model": "H100"}, {"model": "T4"}]}), clock)
+    readers = make_readers(Settings(), backend, clock, COLLECTORS, 600.0)
+
+    class Slow:
+        name = "slurm"
+
+        def poll(self) -> Answer:
+            wait_for(lambda: len(readers.snapshots()) == 2, "the GPUs", each_s=0.01)
+            clock.advance(60.0)
+            return Answer([])
+
+    view = take_one_view(Settings(), backend, readers, [Slow()], clock)
+    assert (judge_health(view, devices_only=True), list_failed_checks(view)) == ("ok", [])
+    assert [(row.state, gpu.age_s >= 60.0) for row, gpu in zip(list_rows(view), view.gpus, strict=True)] == [
+        ("free", True)
+    ] * 2
 
 
 class Absent(SimulatedBackend):

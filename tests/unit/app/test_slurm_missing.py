@@ -15,7 +15,7 @@ from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSourc
 from gpu_exporter.agent.collectors.names import COLLECTORS
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.agent.exposition.health import judge_health
-from gpu_exporter.agent.exposition.rows import list_rows
+from gpu_exporter.agent.exposition.json_format import list_rows
 from gpu_exporter.agent.runtime.once import EXITS
 from gpu_exporter.agent.runtime.reading import make_readers, take_one_view
 from gpu_exporter.agent.runtime.simulation import build_simulation

@@ -23,11 +23,13 @@ class Cluster:
         self.jobs: dict[str, list[str]] = {}  # by job id: gres_detail
         self.states: dict[str, str] = {}
         self.columns: dict[str, str] = {}  # of squeue, for every job
+        self.users: dict[str, tuple[str, str]] = {}  # by job id: name and uid
         self.nodes = "n0"
         self.size = "cpu=1"
         self.used: str | None = ""
         self.configured = "gpu:h100:4"
         self.slurmd_start: object = 4_000_000_000
+        self.state, self.reason = "IDLE", "none"
         self.job_start = 4_000_000_500
         self.private = "none"
         self.flags = "(null)"
@@ -81,7 +83,7 @@ class Cluster:
         if command[0] == "sinfo":
             used = "" if self.used is None else self.used or "(null)"
             self._change()
-            return f"{used:8192}|\n" * 2  # a node in two partitions
+            return f"{used:8192}|{self.state.lower():256}|{self.reason:256}|\n" * 2  # a node in two partitions
         if text.startswith("scontrol show config"):
             return (
                 f"ClusterName = lab\nPrivateData = {self.private}\nSLURM_CONF = {self.directory}/slurm.conf\n"
@@ -90,7 +92,9 @@ class Cluster:
         if text.startswith("scontrol show node"):
             used = "" if self.used is None else f"   GresUsed={self.used}\n"
             self._change()
-            return f"NodeName=n0\n   Gres={self.configured}\n{used}   BootTime=1 SlurmdStartTime={self.slurmd_start}\n"
+            state = f"   State={self.state} ThreadsPerCore=1\n"
+            start = f"   BootTime=1 SlurmdStartTime={self.slurmd_start}\n"
+            return f"NodeName=n0\n   Gres={self.configured}\n{used}{state}{start}   Reason={self.reason} [root@1]\n"
         assert text.startswith("scontrol -o show job -d")
         gres = self.jobs[command[-1]][0]
         name = "MinCPUsNode=1" if self.ambiguous else "x"
@@ -114,10 +118,11 @@ class Cluster:
         return "\n".join(["PID JOBID STEPID LOCALID GLOBALID", *lines]) + "\n"
 
     def _row(self, job: str) -> str:
+        name, uid = self.users.get(job, ("ada", "1000"))
         values = dict.fromkeys(COLUMNS, "N/A") | {
             "JobID": job,
-            "UserName": "ada",
-            "UserID": "1000",
+            "UserName": name,
+            "UserID": uid,
             "State": self.states.get(job, "RUNNING"),
             "StartTime": str(self.job_start),
             "RestartCnt": "0",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.unit.attribution.slurm_cluster import Cluster
 
+from gpu_exporter.agent.attribution.slurm.ends import Recall
 from gpu_exporter.agent.attribution.slurm.pace import Pace
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.common.vendor import NVIDIA
@@ -53,12 +54,13 @@ class Filing(Node):
         self.flags = flags
         self.files = directory / "jobs"
         self.files.mkdir(mode=0o755)
+        self.recall: Recall | None = None
         self.restart()
 
     def restart(self) -> None:
         """An exporter that has just started."""
         self.source = SlurmSource(
-            SlurmOptions(node="n0", procfs=self.directory / "proc", job_files=self.files),
+            SlurmOptions(node="n0", procfs=self.directory / "proc", job_files=self.files, recall=self.recall),
             run=self.run,
             clock=self.clock,
             pace=Pace(60.0, lambda: 0.0),

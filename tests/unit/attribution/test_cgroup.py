@@ -114,9 +114,50 @@ REST = {
     "sluid-of-another-length": ("0::/user.slice/sFADM7XW47K9/step_0", ProcessOwner()),
     "empty": ("", ProcessOwner()),
 }
+MANAGER = "/user.slice/user-1000.slice/user@1000.service"
+LOGINS = {
+    "program": (f"0::{MANAGER}/app.slice/app-python.scope", ProcessOwner(login=True)),
+    "manager": (f"0::{MANAGER}/init.scope", ProcessOwner(login=True)),
+    "a-job-that-the-user-made": (f"0::{MANAGER}/job_99/step_0", ProcessOwner(login=True)),
+    "a-slurmd-that-the-user-made": (
+        f"0::{MANAGER}/app.slice/slurmstepd.scope/job_99/step_0",
+        ProcessOwner(login=True),
+    ),
+    "a-sluid-that-the-user-made": (f"0::{MANAGER}/sFADM7XW47K900/step_0", ProcessOwner(login=True)),
+    "a-pod-that-the-user-made": (f"0::{MANAGER}/kubepods-pod{UNDER}.slice", ProcessOwner(login=True)),
+    "a-part-with-colons": (f"0::{MANAGER}:job_99:step_0", ProcessOwner(login=True)),
+    "v1": (f"1:name=systemd:{MANAGER}/job_99/step_0\n4:memory:/user.slice", ProcessOwner(login=True)),
+    "relative": ("0::/../../user@1000.service/job_99/step_0", ProcessOwner(login=True)),
+    "rootless-podman": (
+        f"0::{MANAGER}/user.slice/libpod-{ID}.scope/container",
+        ProcessOwner(container=ID, login=True),
+    ),
+    "rootless-docker": (f"0::{MANAGER}/app.slice/docker.service/{ID}", ProcessOwner(container=ID, login=True)),
+    "rootless-kubernetes": (
+        f"0::{MANAGER}/user.slice/libpod-{'f' * 64}.scope/kubelet.slice/kubelet-kubepods.slice/"
+        f"kubelet-kubepods-pod{UNDER}.slice/cri-containerd-{ID}.scope",
+        ProcessOwner(container=ID, login=True),
+    ),
+    "login-in-a-job": (
+        "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0/user@1000.service/job_99/step_1",
+        ProcessOwner(slurm=True, job="42", step="0", login=True),
+    ),
+    "login-in-a-pod": (
+        f"0::{BURSTABLE}/cri-containerd-{ID}.scope/user.slice/user-0.slice/user@0.service/kubepods/pod{OTHER}",
+        ProcessOwner(pods=(UID,), container=ID, login=True),
+    ),
+    "job-and-login-on-other-lines": (
+        f"6:freezer:/slurm/uid_1000/job_42/step_extern\n1:name=systemd:{MANAGER}/job_99/step_0",
+        ProcessOwner(slurm=True, job="42", step="extern", login=True),
+    ),
+}
 
 
-@pytest.mark.parametrize(("text", "owner"), [*PODS.values(), *JOBS.values(), *REST.values()], ids=[*PODS, *JOBS, *REST])
+@pytest.mark.parametrize(
+    ("text", "owner"),
+    [*PODS.values(), *JOBS.values(), *REST.values(), *LOGINS.values()],
+    ids=[*PODS, *JOBS, *REST, *LOGINS],
+)
 def test_the_path_of_a_cgroup_shows_the_owner(text: str, owner: ProcessOwner) -> None:
     assert parse_cgroup(text) == owner
     assert parse_cgroup(text + "\n") == owner
@@ -131,6 +172,7 @@ PIECES = st.sampled_from(
             "",
             "system.slice",
             "user.slice",
+            "user@1000.service",
             f"pod{HASH}",
             f"docker-{ID}.scope",
             ":",
@@ -163,6 +205,16 @@ def test_a_cgroup_below_an_owners_cgroup_never_hides_the_owner(path: str, case: 
     assert set(owner.pods) <= set(below.pods)
     assert below.slurm or not owner.slurm
     assert below.job == owner.job or not owner.job or len(text.splitlines()) > 1
+
+
+@given(PATHS, PATHS)
+def test_a_path_below_a_logins_cgroup_names_no_job_and_no_pod(before: str, path: str) -> None:
+    alone, below = (
+        parse_cgroup(f"0::/{each}".replace("\n", "")) for each in (before, f"{before}/user@7.service/{path}")
+    )
+    assert below._replace(container="", login=False) == alone._replace(container="", login=False)
+    assert below.login
+    assert below.container or not alone.container
 
 
 def test_an_endless_cgroup_text_is_read_in_part() -> None:

@@ -18,7 +18,7 @@ A, B, C = (UnitId(f"GPU-{name}") for name in "abc")
 PLACES = {A: "gpu 0", B: "gpu 1", C: "gpu 2"}
 UID = {name: f"{name * 8}-0000-4000-8000-000000000000" for name in "123"}
 HASH = "eab5a3348cf1d0f9a6f1a3c5a7b2d4e6"
-SYSTEM, CONTAINER = ProcessOwner(), ProcessOwner(container="f" * 64)
+SYSTEM, CONTAINER, LOGIN = ProcessOwner(), ProcessOwner(container="f" * 64), ProcessOwner(login=True)
 
 
 def pod(name: str, uid: str = "", container: str = "main") -> Holder:
@@ -67,6 +67,7 @@ def texts(resolution: Resolution) -> list[str]:
         (job("3010_1"), of_job("3011"), "unknown"),
         (job("42"), SYSTEM, "unknown"),
         (job("42"), CONTAINER, "unknown"),
+        (job("42"), LOGIN, "unknown"),
         (pod("a", UID["1"]), of_pod(UID["1"]), "own"),
         (pod("a", UID["1"], "sidecar"), of_pod(UID["1"]), "own"),
         (pod("a", UID["1"]), of_pod(UID["2"]), "other"),
@@ -81,6 +82,7 @@ def texts(resolution: Resolution) -> list[str]:
         (pod("a"), of_job("42"), "other"),
         (pod("a", UID["1"]), SYSTEM, "unknown"),
         (pod("a", UID["1"]), CONTAINER, "unknown"),
+        (pod("a", UID["1"]), LOGIN, "unknown"),
     ],
 )
 def test_a_process_is_other_only_if_it_is_proven_to_belong_to_another_holder(
@@ -241,7 +243,7 @@ def test_processes_of_a_job_without_a_number_do_not_count_as_left_by_a_hidden_ho
     net.check(resolved((A, HIDDEN)), {}, PLACES)
     net.check(mapping, {A: [ProcessOwner(slurm=True)]}, PLACES)
     assert texts(net.check(mapping, {}, PLACES)) == [
-        "processes of a Slurm job of unknown number ran here, but kubelet reports pod ml/a"
+        "processes of a Slurm job whose id is unknown ran here, but kubelet reports pod ml/a"
     ]
 
 
@@ -264,13 +266,15 @@ def test_leftover_processes_do_not_excuse_processes_of_a_stranger() -> None:
     ("owner", "text"),
     [
         (of_job("43"), "in use by job 43, which no source reports"),
-        (ProcessOwner(slurm=True), "in use by a Slurm job of unknown number, which no source reports"),
+        (ProcessOwner(slurm=True), "in use by a Slurm job whose id is unknown, which no source reports"),
         (of_pod(UID["3"]), f"in use by pod {UID['3']}, which no source reports"),
         (CONTAINER, "in use by container ffffffffffff, which no source reports"),
+        (LOGIN, "in use by a login, which no source reports"),
+        (LOGIN._replace(container="f" * 64), "in use by container ffffffffffff, which no source reports"),
         (SYSTEM, None),
     ],
 )
-def test_a_unit_without_a_holder_is_not_free_while_a_job_pod_or_container_uses_it(
+def test_a_unit_without_a_holder_is_not_free_while_a_job_pod_container_or_login_uses_it(
     owner: ProcessOwner, text: str | None
 ) -> None:
     net = ProcessNet()
@@ -286,9 +290,9 @@ def test_each_finding_is_logged_once_with_the_remedy(caplog: pytest.LogCaptureFi
         for seen in ({A: [of_job("43")]}, {}, {A: [of_job("43")]}, {A: [of_job("42")]}, {A: [of_job("43")]}):
             net.check(mapping, seen, PLACES)
         assert [record.getMessage() for record in caplog.records] == [
-            "gpu 0: processes of job 43 run here, but slurm reports job 42; the time of job 42 on this device counts as "
-            "unknown until only the holder's processes run there; compare the order of gres.conf with `nvidia-smi -L` and with "
-            "`scontrol show node -d`"
+            "gpu 0: processes of job 43 run here, but slurm reports job 42. The time of job 42 on gpu 0 counts as "
+            "unknown until only the processes of job 42 run on gpu 0. To do: compare the order of gres.conf with "
+            "`nvidia-smi -L` and with `scontrol show node -d`"
         ]
         net.check(mapping, {A: [of_job("44")]}, PLACES)
     assert len(caplog.records) == 2
@@ -302,8 +306,9 @@ def test_a_finding_without_a_remedy_or_a_name_for_the_unit_is_logged_too(
     with caplog.at_level(logging.WARNING):
         ProcessNet().check(mapping, {A: [of_job("42")]}, PLACES)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{place}: processes of job 42 run on gpu 0, which scenario did not allocate to it; the time of job 42 on this device "
-        "counts as unknown until only the holder's processes run there; check what scenario reports"
+        f"{place}: processes of job 42 run on gpu 0, which scenario did not allocate to it. The time of job 42 on "
+        f"{place} counts as unknown until only the processes of job 42 run on {place}. To do: check the reports of "
+        "scenario"
     ]
 
 

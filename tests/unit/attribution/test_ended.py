@@ -68,6 +68,11 @@ def test_a_pod_without_a_process_that_has_its_gpu_alone_keeps_it_and_is_not_judg
     assert [each.holder.pod_uid for each in Looks({NEXT}).poll(*others)] == [NEXT]
 
 
+def test_a_pod_that_has_ended_by_its_cgroup_takes_no_gpu_from_a_pod_that_waits_for_a_restart() -> None:
+    done, waits = grant(DONE)._replace(ended=True), grant(NEXT)
+    assert Looks({THIRD}).poll(done, waits) == [done, waits._replace(running=False, why=WHY, obstacle="no_process")]
+
+
 def test_both_pods_are_unknown_if_neither_has_a_process() -> None:
     assert [each.why for each in Looks({THIRD}).poll(grant(DONE), grant(NEXT))] == [WHY, WHY]
 

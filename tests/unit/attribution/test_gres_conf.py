@@ -19,7 +19,14 @@ from gpu_exporter.agent.attribution.slurm.gres.conf import (
     parse_gres_conf,
 )
 from gpu_exporter.agent.attribution.slurm.gres.epochs import GresContent
-from gpu_exporter.agent.attribution.slurm.gres.files import MAX_CONF, REMEDY, ConfPlace, list_places, read_order
+from gpu_exporter.agent.attribution.slurm.gres.files import (
+    MAX_CONF,
+    REMEDY,
+    ConfPlace,
+    count_named,
+    list_places,
+    read_order,
+)
 from gpu_exporter.agent.attribution.slurm.parse import NodeRecord, SlurmConfig
 from gpu_exporter.common.slurm.gres import Gres
 from gpu_exporter.common.vendor import NVIDIA
@@ -77,6 +84,28 @@ def test_with_autodetect_the_order_is_that_of_nvml_for_any_order_of_files(text: 
 
 
 @pytest.mark.parametrize(
+    ("text", "configured", "minors"),
+    [
+        (
+            "AutoDetect=nvidia\nName=gpu Type=h100 File=/dev/nvidia[3,1]\nName=gpu File=/dev/nvidia[2,0]",
+            H100,
+            "0 1 2 3",
+        ),
+        ("Name=gpu AutoDetect=NVIDIA File=/dev/nvidia[10-11,2-3]", H100, "2 3 10 11"),
+        (
+            "AutoDetect=nvidia\nName=gpu Type=b File=/dev/nvidia[1,3]\nName=gpu Type=a File=/dev/nvidia[0,2]",
+            (("a", 2), ("b", 2)),
+            "0 1 2 3",
+        ),
+    ],
+)
+def test_with_autodetect_of_nvidia_the_order_is_that_of_the_device_files(
+    text: str, configured: tuple[tuple[str, int], ...], minors: str
+) -> None:
+    assert order(text, configured) == GpuOrder("minor", tuple(minors.split()))
+
+
+@pytest.mark.parametrize(
     ("text", "configured", "problem"),
     [
         ("", H100, "no line names a GPU of node n0; add Name=gpu File=/dev/nvidiaN"),
@@ -85,11 +114,35 @@ def test_with_autodetect_the_order_is_that_of_nvml_for_any_order_of_files(text: 
             H100,
             "gres.conf:1: Name=gpu without File= names no device; add File=/dev/nvidiaN",
         ),
-        ("AutoDetect=rsmi", H100, "AutoDetect=rsmi does not list GPUs in an order that the driver confirms"),
+        *(
+            (
+                f"AutoDetect={detect}",
+                H100,
+                f"with AutoDetect={detect}, the driver cannot confirm the order of the GPUs; set AutoDetect=off, and add "
+                "Name=gpu File=/dev/nvidiaN",
+            )
+            for detect in ("rsmi", "full")
+        ),
+        ("AutoDetect=nvidia", H100, "no line names a GPU of node n0; add Name=gpu File=/dev/nvidiaN"),
+        (
+            "AutoDetect=nvidia\nName=gpu Type=h100 Count=4",
+            H100,
+            "gres.conf:2: Name=gpu without File= names no device; add File=/dev/nvidiaN",
+        ),
+        (
+            "AutoDetect=nvidia\nName=gpu Type=h100 File=/dev/nvidia[0-2]",
+            H100,
+            "gres.conf:2: names 3 GPUs, but slurm.conf gives the node 4",
+        ),
+        (
+            "AutoDetect=nvidia\nName=gpu MultipleFiles=/dev/nvidia4,/dev/nvidia-caps/nvidia-cap30",
+            (("", 1),),
+            "gres.conf:2: MIG devices are not resolved by their position",
+        ),
         (
             "Name=gpu Type=h100 File=/dev/nvidia[0-2]",
             H100,
-            "gres.conf:1: names 3 GPUs for the node's Gres=gpu:h100:4 in slurm.conf",
+            "gres.conf:1: names 3 GPUs, but slurm.conf gives the node Gres=gpu:h100:4",
         ),
         (
             "Name=gpu Type=h100 File=/dev/nvidia[0-3]\nName=gpu Type=a100 File=/dev/nvidia4",
@@ -99,13 +152,13 @@ def test_with_autodetect_the_order_is_that_of_nvml_for_any_order_of_files(text: 
         (
             "AutoDetect=nvml\nName=gpu Type=h100 File=/dev/nvidia[0-2]",
             H100,
-            "gres.conf:2: names 3 GPUs, but the node has 4 in slurm.conf",
+            "gres.conf:2: names 3 GPUs, but slurm.conf gives the node 4",
         ),
         (
             "AutoDetect=nvml\nName=gpu File=/dev/nvidia0\nName=gpu Type=h100",
             H100,
-            "gres.conf:3: lines with and without File= under AutoDetect=nvml prove no order; give all of them File=, "
-            "or none",
+            "gres.conf:3: with AutoDetect=nvml, give all lines File=, or none; otherwise the order of the GPUs is "
+            "unknown",
         ),
         (
             "AutoDetect=nvml\nName=gpu MultipleFiles=/dev/nvidia4,/dev/nvidia-caps/nvidia-cap30",
@@ -230,17 +283,17 @@ def test_a_continued_last_line_counts() -> None:
         (
             "Name=gpu Type=h100 File=/dev/nvidia[0-1]",
             (("a100", 2),),
-            "gres.conf:1: names 0 GPUs for the node's Gres=gpu:a100:2 in slurm.conf",
+            "gres.conf:1: names 0 GPUs, but slurm.conf gives the node Gres=gpu:a100:2",
         ),
         (
             "Name=gpu Type=h100 File=/dev/nvidia0\nName=gpu Type=a100 File=/dev/nvidia1",
             (("", 2),),
-            "gres.conf:1: names 0 GPUs for the node's Gres=gpu:2 in slurm.conf",
+            "gres.conf:1: names 0 GPUs, but slurm.conf gives the node Gres=gpu:2",
         ),
         (
             "Name=gpu Type=h100 File=/dev/nvidia[0-1]",
             (("", 1), ("h100", 1)),
-            "gres.conf:1: names 0 GPUs for the node's Gres=gpu:1 in slurm.conf",
+            "gres.conf:1: names 0 GPUs, but slurm.conf gives the node Gres=gpu:1",
         ),
     ],
 )
@@ -309,6 +362,29 @@ def read_files(folder: Path, *texts: bytes, fetched: bool = False, record: NodeR
     return read_order(places, "n0", record, vendor=NVIDIA).order
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (FOUR, 4),
+        (
+            "NodeName=n0 Name=gpu File=/dev/nvidia[0-1]\nNodeName=n[0-3] Name=gpu File=/dev/nvidia7\nName=shard Count=8\n",
+            3,
+        ),
+        ("NodeName=n0 AutoDetect=nvml\n", 0),
+        ("NodeName=n0 Name=gpu Count=4\n", 0),
+        ("NodeName=n0 Name=gpu File=/dev/dri/renderD[128-129]\n", 0),
+        ("NodeName=n9 Name=gpu File=/dev/nvidia[0-3]\n", 0),
+        ("Name=gpu File=/dev/nvidia[0-3]\n", 0),
+        ("NodeName=n0 Name=gpu File=/dev/nvidia[3-0]\n", 0),
+    ],
+    ids=["files", "lines", "AutoDetect", "no files", "another vendor", "another node", "any node", "no range"],
+)
+def test_gres_conf_alone_counts_the_gpus_that_it_names(tmp_path: Path, text: str, number: int) -> None:
+    (tmp_path / "gres.conf").write_text(text, "utf-8")
+    places = [ConfPlace(tmp_path / name) for name in ("none.conf", "gres.conf")]
+    assert count_named(places, "n0", NVIDIA) == number
+
+
 def test_files_that_agree_count_as_one_and_missing_files_are_ignored(tmp_path: Path) -> None:
     four = GpuOrder("minor", ("0", "1", "2", "3"))
     assert read_files(tmp_path, FOUR.encode()) == four
@@ -329,10 +405,14 @@ def test_files_that_agree_count_as_one_and_missing_files_are_ignored(tmp_path: P
             [b"# \xff"],
             "{0}/0.conf: 'utf-8' codec can't decode byte 0xff in position 2: invalid start byte; {1}",
         ),
-        ([b"AutoDetect=rsmi"], "{0}/0.conf: AutoDetect=rsmi does not list GPUs in an order that the driver confirms"),
+        (
+            [b"AutoDetect=rsmi"],
+            "{0}/0.conf: with AutoDetect=rsmi, the driver cannot confirm the order of the GPUs; set AutoDetect=off, and "
+            "add Name=gpu File=/dev/nvidiaN",
+        ),
         (
             [b"\nName=gpu Type=h100 File=/dev/nvidia0"],
-            "{0}/0.conf:2: names 1 GPUs for the node's Gres=gpu:h100:4 in slurm.conf",
+            "{0}/0.conf:2: names 1 GPUs, but slurm.conf gives the node Gres=gpu:h100:4",
         ),
     ],
     ids=["none", "two-orders", "too-large", "no-text", "of-all-lines", "of-one-line"],
@@ -387,7 +467,7 @@ def test_a_line_continues_after_a_backslash_at_its_end(end: str) -> None:
 
 def test_the_error_names_the_only_line_of_a_node_with_more_gpus_than_the_line_has() -> None:
     found = order("AutoDetect=nvml\nName=gpu File=/dev/nvidia0", (("", 2),))
-    assert found.problem == "gres.conf:2: names 1 GPUs, but the node has 2 in slurm.conf"
+    assert found.problem == "gres.conf:2: names 1 GPUs, but slurm.conf gives the node 2"
 
 
 def test_autodetect_on_a_line_about_gpus_takes_precedence_at_any_place() -> None:

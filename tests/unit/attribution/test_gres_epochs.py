@@ -47,6 +47,32 @@ def test_a_job_that_began_before_slurmd_is_not_resolved_by_the_present_file() ->
     assert epochs.at(None, now) == A
 
 
+def test_a_file_from_before_the_boot_resolves_every_job_of_this_boot() -> None:
+    """The exporter is installed after slurmd has restarted."""
+    boot = START - 5_000
+    found = same()._replace(boot=boot)
+    epochs = fresh()
+    now = epochs.note(found, START, START + 100)
+    assert epochs.at(boot + 60, now) == epochs.at(START + 50, now) == A
+    assert epochs.at(boot - 1, now).kind == "unknown"
+    # The exporter has stored that the order applies since slurmd's start.
+    epochs = fresh()
+    epochs.note(same(), START, START + 100)
+    now = epochs.note(found, START, START + 200)
+    assert epochs.at(boot + 60, now) == A
+
+
+def test_an_order_that_was_seen_after_the_boot_counts_more_than_the_date_of_a_file() -> None:
+    """A directory was renamed, which changes no date of the file in it."""
+    boot = START - 5_000
+    epochs = fresh()
+    epochs.note(same(B, boot + 100), boot + 100, START - 100)
+    now = epochs.note(same()._replace(boot=boot), START, START + 100)
+    assert epochs.at(START - 1_000, now) == B
+    assert epochs.at(boot + 50, now).kind == "unknown"
+    assert epochs.at(START + SKEW_S, now) == A
+
+
 def test_a_touched_file_with_the_same_content_loses_no_holder() -> None:
     epochs = fresh()
     epochs.note(same(), START, START + 100)
@@ -58,7 +84,7 @@ def test_another_order_counts_for_no_job_until_slurmd_has_read_it() -> None:
     epochs = fresh()
     epochs.note(same(), START, START + 100)
     now = epochs.note(edited(B, START + 200), START, START + 205)
-    assert now.kind == "unknown" and "another order than at the start of slurmd: restart slurmd" in now.problem
+    assert now.kind == "unknown" and "another order than when slurmd started: restart slurmd" in now.problem
     assert epochs.at(START + 50, now) == A, "slurmd cannot have read it before it was there"
     assert epochs.at(START + 201, now) == now
     # slurmd may have read the other order, and the file has the old order again: nothing shows which order applies.
@@ -181,6 +207,7 @@ def test_no_job_is_ever_resolved_by_an_order_that_did_not_apply_when_it_began(
             epochs = fresh(directory)
         jobs.append((now + 1, force))
         found = same(file, slurmd_start) if file_at < slurmd_start else edited(file, file_at)
+        found = found._replace(boot=START - 5 if file_at < START - 5 else None)
         found_now = epochs.note(found, slurmd_start, now + 2)
         for start, truth in jobs:
             said = epochs.at(start, found_now)

@@ -44,7 +44,7 @@ JOB = Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7", user="ada", account="p
     ],
 )
 def test_user_and_account_are_shown_as_the_mode_requires(mode: Mode, user: str, account: str) -> None:
-    assert apply_identity(JOB, mode, KEY) == JOB._replace(user=user, account=account, uid="")
+    assert apply_identity(JOB, mode, KEY) == JOB._replace(user=user, account=account)
 
 
 def test_unknown_users_and_accounts_remain_empty() -> None:
@@ -55,7 +55,7 @@ def test_unknown_users_and_accounts_remain_empty() -> None:
 
 
 def test_without_a_key_neither_user_nor_account_is_shown() -> None:
-    assert apply_identity(JOB, "hmac", None) == JOB._replace(user="", account="", uid="")
+    assert apply_identity(JOB, "hmac", None) == JOB._replace(user="", account="")
 
 
 def test_a_name_that_is_not_utf_8_has_its_own_hash() -> None:
@@ -113,8 +113,8 @@ def test_a_sites_own_key_is_one_whole_line_of_16_to_4095_bytes(tmp_path: Path) -
         assert load_key(tmp_path) == b"k" * size
     for data, error in (
         (b"k" * (KEY_MIN_BYTES - 1) + b"\n", "15 bytes are too short"),
-        (b"k" * KEY_MIN_BYTES, "must be one line with a line break at its end"),
-        ((b"k" * KEY_MIN_BYTES + b"\n") * 2, "must be one line with a line break at its end"),
+        (b"k" * KEY_MIN_BYTES, "write it as one line with a line break at its end"),
+        ((b"k" * KEY_MIN_BYTES + b"\n") * 2, "write it as one line with a line break at its end"),
         (b"k" * KEY_MAX_BYTES + b"\n", "longer than 4096 bytes"),
     ):
         path.write_bytes(data)
@@ -140,7 +140,7 @@ def test_an_exposed_or_empty_key_is_refused(tmp_path: Path) -> None:
         path.chmod(mode)
         with pytest.raises(KeyUnusable) as open_to_others:
             load_key(tmp_path)
-        assert str(open_to_others.value) == f"{path}: other users may read or change it (mode {mode:04o}); chmod 600 it"
+        assert str(open_to_others.value) == f"{path}: other users can read or change it (mode {mode:04o}); chmod 600 it"
     path.chmod(0o600)
     path.write_bytes(b"\n")
     with pytest.raises(
@@ -151,7 +151,7 @@ def test_an_exposed_or_empty_key_is_refused(tmp_path: Path) -> None:
 
 def test_the_error_names_a_missing_directory(tmp_path: Path) -> None:
     identity = Identity("hmac", tmp_path / "none")
-    assert identity.apply(JOB, hidden=False) == JOB._replace(user="", account="", uid="")
+    assert identity.apply(JOB, hidden=False) == JOB._replace(user="", account="")
     path = tmp_path / "none" / KEY_FILE
     assert identity.problem == (
         f"users and accounts are not shown: {path}: No such file or directory as uid {os.geteuid()}; make it readable "
@@ -253,6 +253,6 @@ def test_a_missing_key_is_a_warning() -> None:
     assert poller.warnings() == ()
     assert users(poller) == [""]
     assert poller.warnings() == (
-        "users and accounts are not shown: there is no state directory for the key of identity.user=hmac; set "
-        "--state.directory",
+        "users and accounts are not shown: identity.user=hmac stores its key in the state directory, and there is "
+        "none; set --state.directory",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.testbed.full_disk import size_limited
 
 import gpu_exporter
-from gpu_exporter.agent.attribution.slurm.job_files import FILES_MAX, READ_MAX, read_job_files
+from gpu_exporter.agent.attribution.slurm.job_files import FILES_MAX, READ_MAX, read_ended, read_job_files
 from gpu_exporter.agent.attribution.source import SourceError
 
 SCRIPTS = Path(gpu_exporter.__file__).parent / "contrib" / "slurm"
@@ -102,7 +103,7 @@ def test_only_regular_files_are_opened(place: Path, tmp_path: Path) -> None:
 def test_a_directory_that_other_users_may_write_to_is_ignored(place: Path, mode: int) -> None:
     put(place, {"42": "gpus=0\n"})
     place.chmod(mode)
-    with pytest.raises(SourceError, match="other users may write there"):
+    with pytest.raises(SourceError, match="other users can write to it"):
         read_job_files(place)
 
 
@@ -110,7 +111,7 @@ def test_a_file_that_other_users_may_write_to_is_ignored(place: Path) -> None:
     put(place, {"42": "gpus=0\n"})
     (place / "42").chmod(0o666)
     filed = read_job_files(place)
-    assert (filed.jobs, "other users may write there" in filed.problem) == ({}, True)
+    assert (filed.jobs, "other users can write to it" in filed.problem) == ({}, True)
 
 
 @pytest.mark.parametrize(("owner", "us", "believed"), [(0, 1000, True), (1000, 1000, True), (2000, 1000, False)])
@@ -130,7 +131,7 @@ def test_files_must_belong_to_root_or_the_reading_user(
     if believed:
         assert read(place).keys() == {"42"}
     else:
-        with pytest.raises(SourceError, match="other users may write there"):
+        with pytest.raises(SourceError, match="other users can write to it"):
             read_job_files(place)
 
 
@@ -177,7 +178,7 @@ def shell(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def run(shell: str, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs the script as slurmd does, with its own small environment."""
+    """Runs the script as a slurmd with UMask=0002 does, with its own small environment."""
     command = [shell, *(["--posix"] if shell == "bash" else []), str(SCRIPTS / script)]
     return subprocess.run(
         command,
@@ -187,6 +188,7 @@ def run(shell: str, script: str, **variables: str) -> subprocess.CompletedProces
         check=False,
         timeout=10,
         restore_signals=False,
+        umask=0o002,
     )
 
 
@@ -204,6 +206,44 @@ def test_the_content_of_the_prologs_file_is_read_until_the_epilog_removes_it(she
     done = run(shell, "epilog.sh", **common)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert read(place).keys() == {"43"}
+
+
+def test_the_epilog_keeps_the_last_256_files_whatever_their_job_ids_are(shell: str, tmp_path: Path) -> None:
+    common = {"GPU_EXPORTER_JOB_FILES": str(tmp_path)}
+    kept = tmp_path / ".ended"
+    kept.mkdir()
+    (kept / "7").touch()  # of an earlier version: it stays
+    for number in range(255):
+        (kept / f"{1_999_999_000 + number}.{9000 - number}").touch()
+    for job in ("5", "261", "517"):  # 256 ids apart
+        (tmp_path / job).write_text(f"job={job}\ngpus=0\nvisible=0\n")
+        assert run(shell, "epilog.sh", **common, SLURM_JOB_ID=job).returncode == 0
+    names = sorted(path.name for path in kept.iterdir())
+    assert (len(names), names[0]) == (257, "1999999002.8998")
+    assert names[-4:] == ["1999999255.5", "1999999256.261", "1999999257.517", "7"]
+    assert [(job.job_id, job.number) for job in sorted(read_ended(tmp_path, {}).jobs)] == [
+        ("261", 1_999_999_256), ("5", 1_999_999_255), ("517", 1_999_999_257)
+    ]  # fmt: skip
+
+
+def test_epilogs_that_run_at_the_same_time_keep_every_file(shell: str, tmp_path: Path) -> None:
+    for job in range(1, 13):
+        (tmp_path / str(job)).write_text(f"job={job}\ngpus=0\nvisible=0\n")
+    with ThreadPoolExecutor(12) as pool:
+        common = {"GPU_EXPORTER_JOB_FILES": str(tmp_path)}
+        done = list(pool.map(lambda job: run(shell, "epilog.sh", **common, SLURM_JOB_ID=str(job)), range(1, 13)))
+    assert [each.returncode for each in done] == [0] * 12
+    found = read_ended(tmp_path, {}).jobs
+    assert sorted(int(job.job_id) for job in found) == list(range(1, 13))
+
+
+def test_the_prolog_writes_whether_slurm_reports_mps(shell: str, tmp_path: Path) -> None:
+    common = {"GPU_EXPORTER_JOB_FILES": str(tmp_path), "SLURM_JOB_GPUS": "0"}
+    run(shell, "prolog.sh", **common, SLURM_JOB_ID="64")
+    run(shell, "prolog.sh", **common, SLURM_JOB_ID="65", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="0")
+    put(tmp_path, {"66": "gpus=0\nvisible=0\n", "67": "gpus=0\nmps=maybe\n"})
+    files = read_job_files(tmp_path).jobs
+    assert {job: file.mps for job, file in files.items()} == {"64": False, "65": True, "66": None, "67": None}
 
 
 def test_what_prolog_or_epilog_could_write_only_in_part_has_no_name(shell: str, tmp_path: Path) -> None:

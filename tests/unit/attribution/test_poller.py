@@ -200,7 +200,7 @@ def test_each_change_is_logged_once_for_its_source(caplog: pytest.LogCaptureFixt
         assert log_of(3) == ["attribution slurm: answers again"]
         unresolved = f"{GRANT.holder.label}: GPU-0 is not resolved: no such GPU"
         assert log_of(3, [(GRANT, "no such GPU")]) == [f"attribution slurm: {unresolved}"]
-        assert log_of(3) == ["attribution slurm: no unresolved or doubtful device is left"]
+        assert log_of(3) == ["attribution slurm: every device is resolved and certain again"]
 
         def fail() -> Answer:
             raise ZeroDivisionError("a bug")
@@ -257,6 +257,27 @@ def test_an_answer_with_too_many_grants_is_ignored_and_the_last_answer_remains()
     poller.poll()
     (status,) = poller.statuses()
     assert (status.up, status.error) == (False, "4097 held devices are more than 4096, so all of them are ignored")
+
+
+def test_a_node_is_closed_only_while_its_scheduler_answers_and_its_gpus_remain_counted() -> None:
+    _, script, poller = make()
+    script.whole = Answer([], closed="drained", closed_reason="bad fan", counted=4)
+    poller.poll()
+    (status,) = poller.statuses()
+    assert status.say_closed() == "slurm has closed this node: drained (bad fan)"
+    script.whole = None
+    poller.poll()
+    (status,) = poller.statuses()
+    assert (status.closed, status.say_closed()) == ("", "")
+    assert poller.counted() == (("slurm", 4),)
+
+
+def test_replicas_of_one_gpu_are_counted_once() -> None:
+    _, script, poller = make()
+    holder = GRANT.holder
+    script.whole = Answer([], offers=[Grant("uuid", f"GPU-{gpu}::{part}", holder) for gpu in "ab" for part in range(9)])
+    poller.poll()
+    assert poller.counted() == (("slurm", 2),)
 
 
 def test_a_notice_is_not_a_problem() -> None:

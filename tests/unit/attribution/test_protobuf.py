@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import tracemalloc
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.testbed.podresources import messages
 
+from gpu_exporter.agent.attribution.kubelet import podresources
 from gpu_exporter.agent.attribution.kubelet.podresources import (
     ENTRIES_MAX,
+    PART_MAX,
+    PAYLOAD_MAX,
     POD_ENTRIES_MAX,
     ContainerDevices,
     PodName,
@@ -71,7 +78,16 @@ def test_every_message_of_the_real_implementation_is_read_back(pods: list, numbe
                 named = dynamic.claim_resources.add(driver_name=driver, pool_name="node", device_name=f"gpu-{number}")
                 named.share_id = ""  # present, but empty
                 expected.append(before_1_34._replace(device_ids=(f"gpu-{number}",), cdi=(), is_share=True))
-    assert read_pods().read(response.SerializeToString()) == expected
+    message = response.SerializeToString()
+    assert read_pods().read(message) == expected
+    for chunk, payload_max in ((1, PAYLOAD_MAX), (7, 0), (1000, 30)):
+        with mock.patch.object(podresources, "PAYLOAD_MAX", payload_max):
+            assert read_pods().read(chunks(message, chunk)) == expected
+
+
+def chunks(message: bytes, size: int = 16_384) -> Iterator[bytes]:
+    """The message as it arrives: in frames of HTTP/2."""
+    return (message[at : at + size] for at in range(0, len(message), size))
 
 
 def listing(*counts: int) -> bytes:
@@ -139,6 +155,83 @@ def test_replicas_of_a_device_count_as_one_before_any_limit() -> None:
     assert [each.device_ids for each in read_allocatable_of(device_of).read(offered.SerializeToString())] == [("x::0",)]
 
 
+RESOURCES, REPLICAS = 8, 2048
+IDS = [
+    [f"GPU-5a89bcaa-3509-4375-83e1-b9e7a571000{resource}::{number}" for number in range(REPLICAS)]
+    for resource in range(RESOURCES)
+]
+
+
+def replicas(of: str) -> bytes:
+    """An answer with many replicas of 8 GPUs. `of`: offered; held by one pod; or so in one message for each resource."""
+    offered = messages().AllocatableResourcesResponse()
+    listed = messages().ListPodResourcesResponse()
+    container = listed.pod_resources.add(name="p", namespace="n").containers.add(name="c")
+    for resource, ids in enumerate(IDS):
+        for part in [ids] if of == "grouped" else [[each] for each in ids]:
+            (offered if of == "offered" else container).devices.add(resource_name=f"r{resource}", device_ids=part)
+    for number in range(3):
+        listed.pod_resources.add(name=f"small-{number}", namespace="n").containers.add(name="c").devices.add(
+            resource_name="r", device_ids=["x"]
+        )
+    return bytes((offered if of == "offered" else listed).SerializeToString())
+
+
+@pytest.mark.parametrize("of", ["offered", "held", "grouped"])
+def test_the_memory_for_an_answer_does_not_depend_on_the_number_of_replicas(of: str) -> None:
+    message = replicas(of)
+    peaks = []
+    for _ in range(3):  # threads that other tests left behind may allocate meanwhile; their memory counts too
+        with mock.patch.object(podresources, "PAYLOAD_MAX", 2_000):
+            reader = read_allocatable_of(device_of) if of == "offered" else read_pods()
+            tracemalloc.start()
+            try:
+                found = reader.read(chunks(message))
+                peaks.append(tracemalloc.get_traced_memory()[1])
+            finally:
+                tracemalloc.stop()
+    assert [each.device_ids for each in found if each.pod in ("", "p")] == [(ids[0],) for ids in IDS]
+    assert reader.odd == 0
+    assert len(reader.pods) == (0 if of == "offered" else 4)
+    assert min(peaks) < 300_000 < len(message) / 2
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda pod: pod.containers.add(name="x" * (PART_MAX + 1)),
+        lambda pod: pod.containers[0].dynamic_resources.add(claim_name="x" * (PART_MAX + 1)),
+        lambda pod: [pod.containers[0].devices.add(resource_name="r", device_ids=[str(n)]) for n in range(2_049)],
+    ],
+    ids=["name", "claim", "entries"],
+)
+def test_a_large_pod_that_is_refused_affects_no_other_pod(odd: Any) -> None:
+    response = messages().ListPodResourcesResponse()
+    for name in "abc":
+        container = response.pod_resources.add(name=name, namespace="n").containers.add(name="c")
+        container.devices.add(resource_name="r", device_ids=[name])
+    odd(response.pod_resources[1])
+    reader = read_pods()
+    with mock.patch.object(podresources, "PAYLOAD_MAX", 100):
+        assert [entry.pod for entry in reader.read(chunks(response.SerializeToString()))] == ["a", "c"]
+    assert reader.odd == 1
+
+
+@pytest.mark.parametrize("names", [b"\x0a\x01p", b"\x12\x01n"])
+def test_a_large_pod_whose_name_comes_late_is_refused(names: bytes) -> None:
+    pod = b"\x1a\x00" + names
+    reader = read_pods()
+    with mock.patch.object(podresources, "PAYLOAD_MAX", 1):
+        assert reader.read(b"\n" + bytes([len(pod)]) + pod) == [] and reader.odd == 1
+        late = b"\x1a\x05\x12\x00\x0a\x01c"
+        assert reader.read(b"\n" + bytes([len(late)]) + late) == [] and reader.odd == 1
+
+
+def test_too_many_pods_are_refused() -> None:
+    with pytest.raises(ProtobufError, match="more than 20000 pods"):
+        read_pods().read(b"".join(b"\n\x07\x0a\x05%05d" % number for number in range(ENTRIES_MAX + 1)))
+
+
 def test_a_pod_of_the_last_answer_is_not_parsed_again() -> None:
     read: list[bytes] = []
 
@@ -156,11 +249,10 @@ def test_a_pod_of_the_last_answer_is_not_parsed_again() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_message_or_an_error(data: bytes) -> None:
-    try:
-        list(read_fields(data))
-        read_pods().read(data)
-    except ProtobufError:
-        return
+    for payload_max in (PAYLOAD_MAX, 0):
+        with mock.patch.object(podresources, "PAYLOAD_MAX", payload_max), contextlib.suppress(ProtobufError):
+            list(read_fields(data))
+            read_pods().read(data)
 
 
 @pytest.mark.parametrize(

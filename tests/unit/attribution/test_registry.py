@@ -29,6 +29,7 @@ OPTIONS = SourceOptions(
     slurm_collected=None,
     procfs=Path("/proc"),
     monitors=(),
+    reservations=(),
     claims=None,
     pod_uid="",
     find_pods=None,

@@ -108,12 +108,14 @@ def where(grant: Grant, snapshots: list[DeviceSnapshot], incomplete: str = "") -
 def test_a_position_counts_only_while_every_gpu_is_here() -> None:
     grant = Grant("index", "1", JOB, number="IDX 1", total=4)
     assert where(grant, order(3, 1, 0, 2)) == "GPU-1"
-    assert where(grant, order(3, 1, 0)) == "positions are not proven: NVML lists 3 GPUs, but the scheduler counts 4"
+    assert (
+        where(grant, order(3, 1, 0)) == "a position may name another GPU: NVML lists 3 GPUs, but the scheduler counts 4"
+    )
     assert where(grant, order(3, 1, 0, 2), "gpu 2 (GPU-2) does not answer") == (
         "positions may have changed: gpu 2 (GPU-2) does not answer"
     )
     holes = [entry for entry in order(3, 1, 0, 2) if entry.identity.index != 1]
-    assert where(grant._replace(total=0), holes) == "positions are not proven: NVML's list has gaps"
+    assert where(grant._replace(total=0), holes) == "a position may name another GPU: NVML's list has gaps"
     assert where(grant._replace(device="4", total=0), order(3, 1, 0, 2)) == "there is no GPU at position 4"
 
 
@@ -123,7 +125,7 @@ def test_a_position_among_listed_files_counts_in_nvmls_order() -> None:
     grants = [Grant("index", str(i), JOB, number=f"IDX {i}", among=("0", "2", "3"), total=3) for i in range(3)]
     assert [where(grant, nodes) for grant in grants] == ["GPU-0", "GPU-2", "GPU-3"]
     assert where(grants[0]._replace(among=("0", "7")), nodes) == (
-        "positions are not proven: NVML lists 1 GPUs, but the scheduler counts 3"
+        "a position may name another GPU: NVML lists 1 GPUs, but the scheduler counts 3"
     )
 
 
@@ -162,7 +164,7 @@ def test_a_holder_known_only_by_name_keeps_no_number() -> None:
 def test_positions_are_not_valid_beside_a_gpu_in_mig_mode() -> None:
     nodes = order(0, 1)
     nodes[1] = nodes[1]._replace(identity=nodes[1].identity._replace(mig_mode="enabled"))
-    reason = "positions are not valid while a GPU of this node is in MIG mode"
+    reason = "a position names no GPU while a GPU of this node is in MIG mode"
     assert where(Grant("index", "0", JOB), nodes) == reason
     assert where(Grant("minor", "0", JOB), nodes) == "GPU-0"
 
@@ -189,7 +191,9 @@ def test_a_number_that_means_another_gpu_than_before_counts_for_neither_gpu() ->
     grants = [Grant("minor", "1", JOB, number="IDX 0"), Grant("uuid", "GPU-1", POD)]
     result = resolve(grants, order(0, 1), numbers=before)
     assert [allocation.holder for allocation, _ in result.allocations] == [POD]  # the pod is not affected
-    assert [reason for _, reason in result.unresolved] == ["it meant GPU-0 when the holder began, and means GPU-1 now"]
+    assert [reason for _, reason in result.unresolved] == [
+        "this index named GPU-0 when the holder began, and names GPU-1 now"
+    ]
     assert result.conflicts == grants[:1]
     assert result.numbers == before
 
@@ -235,14 +239,14 @@ def test_a_claimed_instance_is_found_by_its_placement() -> None:
 def test_a_claim_means_no_device_until_its_instance_exists() -> None:
     """Dynamic MIG makes the instance when its pod starts."""
     for device in ("1/2g20gb/14/4", "1/1g10gb/15/4", "2/2g20gb/14/0"):
-        assert found(Grant("placement", device, POD), *PLACED).startswith("no MIG instance of the GPU")
+        assert found(Grant("placement", device, POD), *PLACED).startswith("no MIG instance matches")
 
 
 def test_without_visible_placements_the_only_instance_of_a_profile_is_meant() -> None:
     blind = [each._replace(placement=None) for each in PLACED]
     assert found(Grant("placement", "1/1g10gb/19/4", POD), *blind) == "MIG-c"
     assert found(Grant("placement", "1/2g20gb/14/0", POD), *blind) == (
-        "several MIG instances of the GPU with device file number 1 can be 2g20gb-14-0"
+        "several MIG instances match 2g20gb-14-0 on the GPU with device file number 1"
     )
 
 

@@ -187,7 +187,7 @@ def test_parts_of_unnamed_gpus_leave_no_gpu_free(cluster: Cluster, used: str) ->
     cluster.used = used
     part = used.rpartition(",")[2]
     assert cluster.source.poll().problem == (
-        f"{part} is in use, but Slurm does not report of which GPU, so no GPU is reported as free"
+        f"{part} is in use, but Slurm does not name the GPU, so no GPU is reported as free"
     )
 
 

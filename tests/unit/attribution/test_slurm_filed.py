@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 from tests.unit.attribution.filed_jobs import AWAY, START, asked, begin, end, end_and_say, held, poll
-from tests.unit.attribution.slurm_cluster import fail
+from tests.unit.attribution.slurm_cluster import SLOW, fail
 from tests.unit.attribution.slurm_quiet_node import Filing
 
 from gpu_exporter.agent.attribution.slurm.filed import FILL_S
-from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.agent.attribution.source import Answer, SourceError
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.common.clock import ManualClock
+from gpu_exporter.common.model.holders import Allocation
+from gpu_exporter.common.model.units import UnitId
+
+RULES = LedgerRules(
+    poll_interval_s=5.0, stale_after_polls=3, low_ratio=0.1, high_ratio=0.7, idle_run_unknown_reset_s=60.0
+)
 
 
 @pytest.fixture
@@ -119,9 +128,18 @@ def test_before_slurm_23_02_a_job_began_when_its_prolog_ran(filing: Filing) -> N
 
 
 @pytest.mark.parametrize(
-    "line", ["Name=shard Count=4 File=/dev/nvidia0", "Name=mps Count=100", "NodeName=n[0-3] Name=shard"]
+    "line",
+    [
+        "Name=shard Count=4 File=/dev/nvidia1",
+        "Name=shard Count=4 File=/dev/nvidia[0-1]",
+        "Name=shard Count=4 File=/dev/other",
+        "Name=shard Count=4 File=/dev/nvidia9",
+        "Name=shard Count=4 MultipleFiles=/dev/nvidia0",
+        "Name=mps Count=100",
+        "NodeName=n[0-3] Name=shard",
+    ],
 )
-def test_on_a_node_that_shares_gpus_no_file_counts_alone(filing: Filing, line: str) -> None:
+def test_a_file_with_a_gpu_that_jobs_can_share_does_not_count_alone(filing: Filing, line: str) -> None:
     with filing.gres_conf.open("a") as file:
         file.write(line + "\n")
     poll(filing)
@@ -131,6 +149,55 @@ def test_on_a_node_that_shares_gpus_no_file_counts_alone(filing: Filing, line: s
     answer = poll(filing)
     assert [(grant.device, grant.share) for grant in answer.grants] == [("1", "shard")]
     assert asked(filing)
+
+
+def test_a_file_with_gpus_that_jobs_cannot_share_counts_beside_shared_gpus(filing: Filing) -> None:
+    with filing.gres_conf.open("a") as file:
+        file.write("Name=shard Count=8 File=/dev/nvidia[2-3]\n")
+    poll(filing)
+    filing.jobs, filing.used = {"5": ["shard:h100:1(0/0,0/0,1/4,0/4)"]}, "shard:h100:1(0/0,0/0,1/4,0/4)"
+    begin(filing, "5", "2")
+    poll(filing)
+    fail(filing, "sinfo", AWAY)
+    filing.asked.clear()
+    begin(filing, "7", "0-1")
+    begin(filing, "8", "1,3", start=START + 1)
+    answer = poll(filing)
+    found = {grant.holder.job_id: (grant.device, grant.share) for grant in answer.grants}
+    assert found == {"7": ("1", ""), "5": ("2", "shard")}
+    assert [text for text in asked(filing) if "squeue" in text] == []
+
+
+@pytest.mark.parametrize(("mps", "counts"), [("mps=\n", True), ("mps=yes\n", False), ("", False)])
+@pytest.mark.parametrize("line", ["Name=mps Count=400", "Name=mps Count=100 File=/dev/nvidia1"])
+def test_beside_mps_a_file_counts_alone_only_if_the_prolog_wrote_that_the_job_has_no_mps(
+    filing: Filing, line: str, mps: str, counts: bool
+) -> None:
+    with filing.gres_conf.open("a") as file:
+        file.write(line + "\n")
+    poll(filing)
+    begin(filing, "7", "1")
+    path = filing.files / "7"
+    path.write_text(path.read_text() + mps)
+    os.utime(path, (filing.clock.wall(), filing.clock.wall()))
+    fail(filing, "sinfo", AWAY)
+    assert held(poll(filing)) == ({"7": ["1"]} if counts else {})
+
+
+def test_a_job_with_mps_that_a_file_follows_has_ended(filing: Filing) -> None:
+    with filing.gres_conf.open("a") as file:
+        file.write("Name=mps Count=100 File=/dev/nvidia1\n")
+    poll(filing)
+    filing.jobs, filing.used = {"5": ["mps:h100:10(0/0,10/100,0/0,0/0)"]}, "mps:h100:10(0/0,10/100,0/0,0/0)"
+    begin(filing, "5", "1", mps="yes")
+    assert [(grant.device, grant.share) for grant in poll(filing).grants] == [("1", "mps")]
+    end(filing, "5")
+    fail(filing, "sinfo", AWAY)
+    begin(filing, "7", "1", start=START + 60)
+    path = filing.files / "7"
+    path.write_text(path.read_text() + "mps=\n")
+    os.utime(path, (filing.clock.wall(), filing.clock.wall()))
+    assert held(poll(filing)) == {"7": ["1"]}
 
 
 def test_shares_on_another_node_do_not_affect_this_node(filing: Filing) -> None:
@@ -152,8 +219,8 @@ def test_while_gres_conf_is_written_no_file_counts_alone(filing: Filing) -> None
         filing.gres_conf.write_text(text, "utf-8")
         os.utime(filing.gres_conf, (filing.slurmd_start + number, filing.slurmd_start + number))
         poll(filing)
-        counts.append(filing.source._filed.is_on)
-    assert counts == [False] * 5 + [True]
+        counts.append(filing.source._filed.shares)
+    assert [shares == {} for shares in counts] == [False] * 5 + [True]
 
 
 def test_another_run_of_a_job_is_another_holder_with_other_gpus(filing: Filing) -> None:
@@ -207,12 +274,13 @@ def test_a_new_run_of_a_job_is_not_the_run_that_ended(filing: Filing, now: float
     assert held(answer) == {"7": ["1"]}
     end_and_say(filing, "7")
     begin(filing, "7", "2", start=filing.slurmd_start + 5, restarts=2)
-    end_and_say(filing, "7")  # in the same file as the previous run, whose end is lost unless it was seen
+    end_and_say(filing, "7")
     answer = filing.source.poll()
-    assert [(grant.device, grant.holder.key.incarnation.split("/")[2]) for grant in answer.ended] == [("2", "2")]
+    runs = [(grant.device, grant.holder.key.incarnation.split("/")[2]) for grant in answer.ended]
+    assert runs == [("1", "1"), ("2", "2")], "each run has a file"
 
 
-@pytest.mark.parametrize("words", [{"user": ""}, {"nodes": "2"}, {"cluster": "other"}])
+@pytest.mark.parametrize("words", [{"user": ""}, {"cluster": "other"}])
 def test_an_ended_job_that_was_not_seen_and_has_an_incomplete_file_is_counted(
     filing: Filing, now: float, words: dict[str, str]
 ) -> None:
@@ -224,12 +292,110 @@ def test_an_ended_job_that_was_not_seen_and_has_an_incomplete_file_is_counted(
     assert filing.steps == {}
 
 
+@pytest.mark.parametrize(
+    ("line", "words", "share"),
+    [
+        ("Name=shard Count=8 File=/dev/nvidia[0-1]", {}, "shard"),
+        ("Name=shard Count=8 File=/dev/nvidia[2-3]", {}, ""),
+        ("Name=mps Count=400", {"mps": "yes"}, "mps"),
+        ("Name=mps Count=400 # the prolog is an older one", {}, "shard"),
+        ("# on two nodes", {"nodes": "2"}, ""),
+    ],
+)
+def test_an_ended_job_that_slurmctld_never_reported_gets_its_hours_on_every_kind_of_gpu(
+    filing: Filing, now: float, line: str, words: dict[str, str], share: str
+) -> None:
+    with filing.gres_conf.open("a") as file:
+        file.write(line + "\n")
+    filing.source.poll()
+    begin(filing, "7", "0,1", **words)
+    end_and_say(filing, "7")
+    answer = filing.source.poll()
+    shown = [(grant.holder.job_id, grant.device, grant.share) for grant in answer.ended]
+    assert (shown, answer.missed) == ([("7", "0", share), ("7", "1", share)], 0)
+    assert {grant.holder.units for grant in answer.ended} == {None if words.get("nodes") else 2}
+
+
+@pytest.mark.parametrize("words", [{}, {"nodes": "2"}])
+def test_a_job_with_shards_has_its_hours_from_its_start_while_slurmctld_is_too_slow_to_list_it(
+    filing: Filing, now: float, words: dict[str, str]
+) -> None:
+    """sinfo reports the GPU in use, squeue does not answer in time: no nameless holder gets these hours."""
+    with filing.gres_conf.open("a") as file:
+        file.write("Name=shard Count=8 File=/dev/nvidia[0-1]\n")
+    filing.source.poll()
+    start = filing.slurmd_start + 1
+    filing.clock.advance(start - now)
+    ledger = Ledger(RULES, filing.clock.monotonic())
+
+    def charge() -> Answer:
+        filing.clock.advance(5.0)
+        at, answer = filing.clock.monotonic(), filing.source.poll()
+        offset = filing.clock.wall() - at
+        entries = [
+            [
+                ConfirmedAllocation(
+                    Allocation(UnitId(grant.device), grant.holder, grant.share or "none", running=grant.running),
+                    grant.confirmed or at,
+                    None if grant.start_here is None else grant.start_here - offset,
+                    renewed_s=grant.renewed_s,
+                )
+                for grant in grants
+            ]
+            for grants in (answer.grants, answer.ended)
+        ]
+        ledger.charge_poll(at, offset + at, *entries)
+        return answer
+
+    charge()
+    begin(filing, "7", "1", start=start, **words)
+    filing.begin(j7="gpu:h100:1(IDX:1)")
+    filing.steps = {"7": {1007}}
+    fail(filing, "squeue", SLOW)
+    for _ in range(3):
+        answer = charge()
+        assert [(grant.holder.job_id, grant.device, grant.share) for grant in answer.grants] == [("7", "1", "shard")]
+    filing.jobs, filing.used = {}, ""
+    fail(filing, "sinfo", AWAY, times=4)  # the GPU then has a holder without a name, until slurmctld answers
+    end_and_say(filing, "7")
+    (kept,) = (filing.files / ".ended").iterdir()
+    end_wall = int(filing.clock.wall())
+    kept.write_text(re.sub(r"(?m)^end=.*", f"end={end_wall}", kept.read_text()))
+    ended = charge()
+    assert ([grant.holder.job_id for grant in ended.ended], ended.missed) == (["7"], 0)
+    while found := charge().grants:
+        assert [grant.holder.identity for grant in found] == ["hidden"]
+    hours = {(tenant.account, tenant.user): totals.held_s for tenant, totals in ledger.tenants.totals()}
+    assert hours == {("chem", "ada"): pytest.approx(end_wall - start), ("", ""): 0.0}
+    assert end_wall - start > 15
+
+
+def test_a_job_whose_epilog_has_run_holds_nothing_while_slurmctld_still_lists_it(filing: Filing, now: float) -> None:
+    """Its GPU is not free, because Slurm reports it as in use."""
+    begin(filing, "7", "0", nodes="2")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    (grant,) = poll(filing).grants
+    assert grant.holder.job_id == "7"
+    jobs, used = filing.jobs, filing.used
+    end_and_say(filing, "7")
+    filing.jobs, filing.used = jobs, used
+    assert [grant.holder.job_id for grant in poll(filing).ended] == ["7"]
+    for _ in range(15):
+        (grant,) = poll(filing).grants
+        assert grant.holder.identity == "hidden"
+    filing.begin(j8="gpu:h100:1(IDX:0)")
+    begin(filing, "8", "0", nodes="2")
+    (grant,) = poll(filing).grants
+    assert grant.holder.job_id == "8"
+
+
 def test_a_changed_file_of_an_ended_job_does_not_end_it_again(filing: Filing, now: float) -> None:
     """As `restorecon -R /run` and `chown -R` do, while the exporter restarts."""
     begin(filing, "7", "0", start=filing.slurmd_start + 1)
     end_and_say(filing, "7")
     assert [grant.holder.job_id for grant in filing.source.poll().ended] == ["7"]
-    kept = filing.files / ".ended" / "7"
+    (kept,) = (filing.files / ".ended").iterdir()
     kept.chmod(0o600)
     os.utime(kept, (1.0, 1.0))
     assert filing.source.poll().ended == ()
@@ -283,9 +449,11 @@ def test_files_that_gpu_exporters_epilog_did_not_write_report_no_end(filing: Fil
     (ended / "7").write_text(body)
     (ended / "9").symlink_to("/etc/passwd")
     answer = filing.source.poll()
-    assert (answer.ended, answer.missed) == ((), 0)
+    assert (answer.ended, answer.missed) == ((), 2)
     ended.chmod(0o777)
-    assert filing.source.poll().ended == ()
+    answer = filing.source.poll()
+    assert (answer.ended, answer.missed) == ((), 0)
+    assert "/.ended: not read, because other users can write to it" in answer.notice
 
 
 def test_a_reused_job_number_is_another_holder(filing: Filing) -> None:

@@ -42,7 +42,7 @@ def test_unreadable_files_leave_no_gpu_free(filing: Filing) -> None:
     fail(filing, "sinfo", AWAY)
     answer = poll(filing)
     assert held(answer) == {}
-    assert "only a prolog's file reported job 7, and the job is not seen now" in answer.problem
+    assert "job 7 has only a prolog's file, and Slurm does not list the job" in answer.problem
     filing.files.chmod(0o755)
     answer = poll(filing)
     assert held(answer) == {"7": ["0"]}
@@ -135,7 +135,7 @@ def test_a_stale_file_remains_stale_while_steps_are_not_visible(filing: Filing) 
     poll(filing)
     filing.blind = REFUSED
     answer = poll(filing)
-    assert "the files of 7 have no job" in answer.notice
+    assert "no job belongs to the files 7" in answer.notice
     begin(filing, "7", "0", restarts=1)
     assert held(poll(filing)) == {"7": ["0"]}, "the file was written again"
 
@@ -149,7 +149,7 @@ def test_a_file_that_its_epilog_left_behind_is_asked_about_and_then_holds_nothin
     filing.clock.advance(STALE_S)
     answer = poll(filing)
     assert (held(answer), answer.problem) == ({}, "")
-    assert "the files of 7 have no job: check whether the epilog failed" in answer.notice
+    assert "no job belongs to the files 7: check whether the epilog failed" in answer.notice
     before = len(asked(filing))
     assert before
     for _ in range(100):

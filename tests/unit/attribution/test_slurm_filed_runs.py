@@ -17,6 +17,7 @@ from tests.unit.attribution.filed_jobs import (
     asked,
     begin,
     end,
+    end_and_say,
     fill,
     held,
     poll,
@@ -24,7 +25,7 @@ from tests.unit.attribution.filed_jobs import (
 from tests.unit.attribution.slurm_cluster import Cluster, fail
 from tests.unit.attribution.slurm_quiet_node import Filing
 
-from gpu_exporter.agent.attribution.slurm.controller import bound_clock, how_far_ahead
+from gpu_exporter.agent.attribution.slurm.controller import bound_clock, how_far_ahead, narrow
 from gpu_exporter.agent.attribution.slurm.filed import FILL_S, start_here
 from gpu_exporter.agent.attribution.slurm.job_files import FiledRun, JobFile, read_job_files
 from gpu_exporter.agent.attribution.slurm.presence import STALE_S
@@ -54,12 +55,12 @@ def test_a_job_whose_other_prologs_take_long_keeps_its_gpu(filing: Filing) -> No
 
 def test_a_job_with_long_other_prologs_leaves_no_gpu_free_while_slurmctld_is_silent(filing: Filing) -> None:
     begin(filing, "7", "0")
-    poll(filing)
     filing.steps = {}
+    poll(filing)
     fail(filing, "sinfo", AWAY)
     for _ in range(60):
         answer = poll(filing)
-        assert held(answer) == {"7": ["0"]} or "only a prolog's file reported job 7" in answer.problem
+        assert held(answer) == {"7": ["0"]} or "job 7 has only a prolog's file" in answer.problem
 
 
 def test_a_later_report_of_slurmctld_takes_precedence_over_a_file(filing: Filing) -> None:
@@ -126,6 +127,64 @@ def test_a_job_that_is_requeued_while_no_question_is_asked_leaves_no_gpu_free(fi
     for _ in range(3):
         answer = poll(filing)
         assert answer.is_late and not any(grant.running for grant in answer.grants)
+
+
+def test_a_job_whose_steps_have_ended_is_no_holder_again_while_no_question_is_asked(filing: Filing) -> None:
+    """Its epilog is slow. slurmctld then reports that the job runs all the same, so the list of steps was wrong."""
+    begin(filing, "7", "0", nodes="2")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    assert held(poll(filing)) == {"7": ["0"]}
+    ask_nothing(filing)
+    filing.steps = {}
+    ends = []
+    for _ in range(8):
+        answer = poll(filing)
+        ends += [grant.holder.job_id for grant in answer.ended]
+        names = [(grant.device, grant.holder.job_id) for grant in answer.grants]
+        assert names == [("0", "" if ends else "7")], "its GPU is not free either"
+    assert ends == ["7"]
+    filing.source._pace.is_due = lambda now, changed: True  # type: ignore[method-assign]
+    assert held(poll(filing)) == {"7": ["0"]}
+
+
+def test_an_ended_run_is_no_holder_again_after_the_end_of_the_next_run(filing: Filing) -> None:
+    """slurmctld has reported the first run, and is not asked again. The second run had another GPU."""
+    begin(filing, "7", "0", nodes="2")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    assert held(poll(filing)) == {"7": ["0"]}
+    ask_nothing(filing)
+    fail(filing, "sinfo", AWAY)
+    for restarts, gpu in enumerate("03"):
+        if restarts:
+            begin(filing, "7", gpu, nodes="2", restarts=restarts, start=START + 900)
+            poll(filing)
+        end_and_say(filing, "7")
+        answer = poll(filing)
+    for _ in range(3):
+        assert "7" not in {grant.holder.job_id for grant in answer.grants}
+        answer = poll(filing)
+
+
+@pytest.mark.parametrize("flags", ["Alloc,Contain", "Alloc"])
+def test_a_job_that_starts_while_no_question_is_asked_leaves_no_gpu_free(filing: Filing, flags: str) -> None:
+    """As after many starts in a minute. With Alloc alone, a file of an ended job lets no file count alone."""
+    filing.flags = flags
+    filing.restart()
+    filing.settle()
+    ask_nothing(filing)
+    if flags == "Alloc":
+        filing.file("6", "gpus=1\nvisible=1\n")
+    begin(filing, "7", "0", nodes="2" if "Contain" in flags else "1")
+    answer = poll(filing)
+    assert (answer.is_late, answer.problem) == (True, "")
+    assert "slurmctld is not asked yet about job" in answer.notice
+    filing.source._pace.is_due = lambda now, changed: changed  # type: ignore[method-assign]
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    answer = poll(filing)
+    assert (held(answer), answer.is_late, answer.notice) == ({"7": ["0"]}, False, "")
 
 
 def test_a_long_job_whose_epilog_left_the_file_is_asked_about_once(filing: Filing) -> None:
@@ -337,3 +396,18 @@ def test_a_job_on_a_node_whose_clock_is_ahead_uses_the_present_order_and_has_its
     begin(filing, "7", "0", start=int(wall - skew_s), began=str(wall))
     (grant,) = poll(filing).grants
     assert (grant.kind, grant.start_here, grant.holder.start_wall) == ("minor", wall, int(wall - skew_s))
+
+
+@pytest.mark.parametrize(
+    ("before", "found", "narrowed"),
+    [
+        (None, (1.0, 9.0), (1.0, 9.0)),
+        ((4.0, 5.5), None, (4.0, 5.5)),
+        ((4.0, 5.5), (-3.0, 5.0), (4.0, 5.0)),  # a slow answer, whose bounds contain 0
+        ((4.0, 5.5), (60.0, 61.5), (60.0, 61.5)),  # a clock was set
+    ],
+)
+def test_a_slow_answer_does_not_blur_the_difference_of_the_clocks(
+    before: tuple[float, float] | None, found: tuple[float, float] | None, narrowed: tuple[float, float]
+) -> None:
+    assert narrow(before, found) == narrowed

@@ -218,7 +218,7 @@ def test_a_grant_that_the_node_does_not_confirm_is_dropped_and_counted(cluster: 
     assert sorted((c.holder.label, c.device) for c in answer.grants) == [("job 1", "1"), ("job 2", "2")]
     assert answer.conflicts == 1
     # It is unknown which of the two is wrong, so the GPU is not reported as free.
-    assert answer.problem == "job 1 claims IDX 0, which node n0 does not have in use"
+    assert answer.problem == "job 1 has IDX 0, but node n0 does not list IDX 0 as in use"
     cluster.used = "gpu:h100:1(IDX:2)"
     assert cluster.source.poll().conflicts == 2
 
@@ -257,7 +257,9 @@ def test_gpus_without_a_type_are_confirmed_by_their_number(cluster: Cluster) -> 
     assert [c.device for c in answer.grants] == ["1", "2"]
     assert answer.problem == "1 GPUs in use by jobs that squeue does not list, so no GPU is reported as free"
     cluster.used = "gpu:1"
-    with pytest.raises(SourceError, match="the jobs of node n0 have 1 more GPUs than its record lists as in use"):
+    with pytest.raises(
+        SourceError, match="the jobs of node n0 have 1 more GPUs than the node's record shows as in use"
+    ):
         cluster.source.poll()
 
 

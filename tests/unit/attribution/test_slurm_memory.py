@@ -162,4 +162,4 @@ def test_the_memory_is_private_and_only_the_daemon_writes_it(node: Node, caplog:
     for _ in range(3):
         node.clock.advance(SAVE_EACH_S)
         node.source.poll()
-    assert caplog.text.count("a restart of the exporter loses who holds what") == 1
+    assert caplog.text.count("a restart of the exporter loses the holders of GPUs") == 1

@@ -39,8 +39,11 @@ def test_autodetect_counts_in_nvmls_order_and_needs_the_same_number_of_gpus(clus
             "Name=gpu File=/dev/nvidia[0",
             "gres.conf:1: File: '/dev/nvidia[0': brackets do not match; name the file with",
         ),
-        ("Name=gpu Type=h100 File=/dev/nvidia0", "gres.conf:1: names 1 GPUs for the node's Gres=gpu:h100:4"),
-        ("AutoDetect=rsmi", "gres.conf: AutoDetect=rsmi does not list GPUs"),
+        (
+            "Name=gpu Type=h100 File=/dev/nvidia0",
+            "gres.conf:1: names 1 GPUs, but slurm.conf gives the node Gres=gpu:h100:4",
+        ),
+        ("AutoDetect=rsmi", "gres.conf: with AutoDetect=rsmi, the driver cannot confirm"),
     ],
 )
 def test_a_gres_conf_that_proves_no_order_resolves_no_gpu_and_gives_the_reason(
@@ -122,7 +125,7 @@ def test_a_gres_conf_with_another_order_counts_after_slurmd_has_read_it(cluster:
     cluster.used = "gpu:h100:2(IDX:0-1)"
     answer = cluster.source.poll()
     assert {grant.kind for grant in answer.grants} == {"minor"}, "both jobs began before that"
-    assert "lists the GPUs in another order than at the start of slurmd: restart slurmd" in answer.problem
+    assert "lists the GPUs in another order than when slurmd started: restart slurmd" in answer.problem
     cluster.job_start = now + 90
     cluster.source = cluster.new_source(Pace(0.0))
     assert {grant.kind for grant in cluster.source.poll().grants} == {"unproven"}

@@ -132,7 +132,7 @@ def test_a_slurm_job_in_a_pod_is_judged_and_the_gpu_beside_it_is_free(
     (held,) = view.allocations
     assert (held.allocation.holder.job_id, held.allocation.contradiction) == ("42", "")
     assert held.totals.idle_run_s is not None and held.totals.idle_run_s > 40.0
-    in_use = "in use by a Slurm job of unknown number, which no source reports"
+    in_use = "in use by a Slurm job whose id is unknown, which no source reports"
     assert view.gpus[1].not_free == ({"": in_use} if owner == "rest" else {})
 
 

@@ -67,7 +67,7 @@ def test_a_file_that_its_epilog_left_behind_is_not_a_job(filing: Filing) -> None
     answer = filing.source.poll()
     assert [grant.holder.job_id for grant in answer.grants] == ["1"]
     answer = filing.source.poll()
-    assert answer.notice == "the files of 7 have no job: check whether the epilog failed"
+    assert answer.notice == "no job belongs to the files 7: check whether the epilog failed"
     assert filing.questions(600) == []
 
 
@@ -90,7 +90,7 @@ def test_without_alloc_a_job_may_hold_gpus_before_its_prolog_runs(filing: Filing
     filing.file("1", "gpus=0\nvisible=0\n")
     filing.source.poll()
     assert len(filing.questions(300)) == 5 + 2  # and the job's own, after five minutes
-    assert "PrologFlags has no Alloc" in filing.source.poll().notice
+    assert "PrologFlags lacks Alloc" in filing.source.poll().notice
 
 
 def test_a_gpu_in_use_that_no_file_explains_leads_to_questions(filing: Filing) -> None:
@@ -137,7 +137,7 @@ def test_files_that_other_users_may_write_are_ignored(filing: Filing) -> None:
     filing.files.chmod(0o777)
     answer = filing.source.poll()
     assert [grant.device for grant in answer.grants] == ["0"]
-    assert "other users may write there" in answer.notice
+    assert "other users can write to it" in answer.notice
     assert len([text for text in filing.questions(300) if text == SINFO]) == 5
 
 

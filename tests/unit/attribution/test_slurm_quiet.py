@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.attribution.slurm_cluster import SINFO, fail
-from tests.unit.attribution.slurm_quiet_node import ONE, Node
+from tests.unit.attribution.slurm_quiet_node import ONE, Filing, Node, start_slurmd
 
 from gpu_exporter.agent.attribution.source import SourceError
 
@@ -220,3 +220,60 @@ def test_a_line_of_listpids_that_is_not_understood_proves_nothing(node: Node) ->
     answer = node.source.poll()
     assert "cannot parse a line of scontrol listpids" in answer.notice
     assert answer.grants[0].confirmed != 0.0
+
+
+@pytest.mark.parametrize("filing", [True, False], ids=["a prolog's files", "no files"])
+def test_private_data_counts_when_slurmd_is_new(node: Node, tmp_path: Path, filing: bool) -> None:
+    """From Slurm 23.11, `scontrol reconfigure` restarts slurmd."""
+    if filing:
+        node = Filing(tmp_path)
+    start_slurmd(node, 700, 1_700_000_100)
+    node.source.poll()
+    node.questions(600)
+    node.private = "users"
+    node.clock.advance(5.0)
+    assert not node.source.poll().hides_users
+    (tmp_path / "proc" / "700" / "stat").unlink()
+    start_slurmd(node, 701, 1_700_000_900)
+    assert "scontrol show config" in node.questions(5)
+    assert node.source.poll().hides_users
+    assert "scontrol show config" not in node.questions(600), "it is asked once"
+
+
+def test_private_data_counts_with_each_list_of_jobs(node: Node) -> None:
+    node.source.poll()
+    node.questions(60)
+    node.private, node.steps = "users", {}
+    node.begin(j1=ONE)  # a job without a step here
+    asked = node.questions(120)
+    assert [text.partition(" -h")[0] for text in asked if "-w n0" in text] == ["squeue"]
+    assert asked.count("scontrol show config") == 1
+    assert node.source.poll().hides_users
+
+
+def test_the_state_of_the_node_comes_with_the_gpus_in_use(node: Node) -> None:
+    node.source.poll()
+    node.state, node.reason = "IDLE+DRAIN", "bad fan"
+    assert node.questions(90) == [SINFO]
+    answer = node.source.poll()
+    assert (answer.closed, answer.closed_reason) == ("drained", "bad fan")
+    failed = fail(node, "sinfo", "slow")
+    node.questions(90)
+    assert failed
+    assert (node.source.poll().closed, node.source.poll().closed_reason) == ("", ""), "the state is unknown"
+
+
+def test_a_closed_node_asks_until_it_is_open_again(tmp_path: Path) -> None:
+    filing = Filing(tmp_path)
+    filing.settle()
+    assert filing.questions(600) == [], "the prolog's files make questions unnecessary"
+    filing.state = "DOWN"
+    filing.source._pace.failed(0.0)  # a question is due
+    filing.questions(300)
+    assert filing.source.poll().closed == "down"
+    assert len(filing.questions(300)) >= 4
+    filing.state = "IDLE"
+    filing.questions(90)
+    assert filing.source.poll().closed == ""
+    filing.questions(90)
+    assert filing.questions(600) == []

@@ -16,6 +16,7 @@ from gpu_exporter.agent.attribution.slurm.parse import (
     COLUMNS,
     SINFO_WIDTH,
     JobGpus,
+    NodeRecord,
     parse_config,
     parse_job_gpus,
     parse_job_text,
@@ -286,14 +287,17 @@ def test_no_job_name_can_claim_a_device_that_is_not_in_its_record(name: str, has
     assert found in (None, JobGpus((0, 1), 2) if has_gpus else JobGpus((), 0))
 
 
-def sinfo(*cells: str) -> str:
-    return "".join(f"{cell:{SINFO_WIDTH}}|\n" for cell in cells)
+def sinfo(*cells: str, state: str = "idle", reason: str = "none") -> str:
+    return "".join(f"{cell:{SINFO_WIDTH}}|{state:256}|{reason:256}|\n" for cell in cells)
+
+
+RECORD = NodeRecord((("h100", 4),), Gres((3,)), 1_700_000_000.0)
 
 
 def test_the_gpus_in_use_are_the_same_in_each_partition_of_a_node() -> None:
     used = "gpu:h100:2(IDX:0,2),shard:h100:1(IDX:1)"
-    assert parse_sinfo(sinfo(used, used)) == Gres((0, 2), 0, ((1, "shard"),))
-    assert parse_sinfo(sinfo("(null)")) == Gres()
+    assert parse_sinfo(sinfo(used, used), RECORD) == RECORD._replace(used=Gres((0, 2), 0, ((1, "shard"),)))
+    assert parse_sinfo(sinfo("(null)"), RECORD).used == Gres()
 
 
 @pytest.mark.parametrize(
@@ -301,7 +305,57 @@ def test_the_gpus_in_use_are_the_same_in_each_partition_of_a_node() -> None:
 )
 def test_an_ambiguous_answer_of_sinfo_is_refused(text: str) -> None:
     with pytest.raises(SourceError, match="sinfo"):
-        parse_sinfo(text)
+        parse_sinfo(text, RECORD)
+
+
+@pytest.mark.parametrize(
+    ("state", "closed"),
+    [
+        ("IDLE", ""),
+        ("MIXED+PLANNED", ""),
+        ("IDLE+CLOUD+POWERED_DOWN", ""),  # Slurm powers it up for a job
+        ("IDLE+REBOOT_REQUESTED", ""),
+        ("IDLE+DRAIN", "drained"),
+        ("MIXED+DRAIN", "drained"),
+        ("IDLE+RESERVED", "reserved"),
+        ("IDLE+MAINTENANCE+RESERVED", "reserved"),
+        ("DOWN", "down"),
+        ("DOWN*+DRAIN", "down"),
+        ("IDLE*", "down"),
+        ("IDLE+NOT_RESPONDING", "down"),
+        ("IDLE+DRAIN+INVALID_REG", "down"),
+        ("UNKNOWN", "down"),
+        ("FUTURE", "down"),
+        ("IDLE+BLOCKED", "reserved"),
+        ("", ""),
+    ],
+)
+def test_a_node_is_closed_in_states_in_which_no_job_may_start(state: str, closed: str) -> None:
+    """As sinfo, scontrol and slurmrestd print them on 22.05, 24.11 and 26.05."""
+    text = f"   Gres=gpu:h100:4\n   GresUsed=gpu:h100:0(IDX:N/A)\n   State={state} ThreadsPerCore=1\n"
+    reason = "bad | fan [bay 3], State=IDLE"
+    long = parse_node(f"{text}   Reason={reason} [root@1700000000]\n")
+    short = parse_sinfo(sinfo("(null)", "(null)", state=state.lower(), reason=reason), RECORD)
+    assert (long.closed, long.reason) == (short.closed, short.reason) == (closed, reason if closed else "")
+    assert parse_node(text).reason == parse_sinfo(sinfo("(null)", state=state), RECORD).reason == ""
+
+
+@pytest.mark.parametrize("reason", ["bad\nsee ticket 17", "\n", "a\n\n  b | c\nd", "x\n" * 100])
+def test_a_reason_of_several_lines_is_one_reason(reason: str) -> None:
+    """sinfo 22.05 prints the line breaks of a reason as they are."""
+    used, drained = "gpu:h100:1(IDX:2)", {"state": "unknown+drain", "reason": reason}
+    node = parse_sinfo(sinfo(used, **drained) + sinfo(used, **drained), RECORD)
+    assert (node.used, node.closed) == (Gres((2,)), "down")
+    assert node.reason == reason.replace("\n", " ").strip()[:200].strip()
+
+
+@given(st.text(max_size=60), st.text(max_size=300))
+def test_no_text_about_a_node_changes_its_gpus_in_use(state: str, reason: str) -> None:
+    used = "gpu:h100:1(IDX:2)"
+    with contextlib.suppress(SourceError):
+        assert parse_sinfo(sinfo(used, state=state, reason=reason), RECORD).used == Gres((2,))
+    record = parse_node(f"   Gres=gpu:4\n   GresUsed={used}\n   State=IDLE\n   Reason={reason} [root@1]\n")
+    assert (record.used, record.closed) == (Gres((2,)), "")
 
 
 LISTPIDS = """PID      JOBID    STEPID   LOCALID GLOBALID

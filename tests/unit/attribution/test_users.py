@@ -44,7 +44,7 @@ def test_a_container_of_no_scheduler_is_a_holder_with_its_id() -> None:
     assert (found.unit, found.share, found.share_ratio, found.running) == (GPU, "none", 1.0, False)
     assert found.holder.key == HolderKey("container", ID)
     assert (found.holder.label, found.holder.source) == ("container 0123456789ab", "process")
-    assert "outside the schedulers" in found.why
+    assert "no scheduler manages the container" in found.why
 
 
 def test_a_pod_without_a_request_has_the_name_that_the_kubelet_uses(caplog: pytest.LogCaptureFixture) -> None:

@@ -52,7 +52,8 @@ def test_the_help_lists_every_command_and_fits_on_two_screens(
     advise("lines of --help", len(out.splitlines()), SCREENS, so="move texts into `more`")
     for name, command in COMMANDS.items():
         assert f"  {name:16} {command.summary}\n" in out
-    files = {path.stem for path in FOLDER.glob("*.py") if "def run(given" in path.read_text("utf-8")}
+    found = (path for path in FOLDER.rglob("*.py") if "def run(given" in path.read_text("utf-8"))
+    files = {".".join(path.relative_to(FOLDER).with_suffix("").parts) for path in found}
     assert files == {command.module for command in (SERVE, *COMMANDS.values())}
 
 
@@ -83,7 +84,7 @@ def test_a_closed_or_full_output_is_no_traceback(stream: str) -> None:
         (("record",), "gpu-exporter record: the following arguments are required: FILE"),
         (("--log.levle=debug",), "unrecognized arguments: --log.levle; did you mean --log.level?; see"),
         (("--format=json",), "--output, --format and --check require --once"),
-        (("explain",), "gpu-exporter explain: name a holder: NAMESPACE/POD, job/ID, or the UUID of its GPU"),
+        (("explain",), "gpu-exporter explain: name a holder: NAMESPACE/POD, POD, job/ID, the UUID of its GPU, or NODE:INDEX"),
         (("explain", "ml/a", "--apply"), "gpu-exporter explain: unrecognized arguments: --apply"),
         (("top", "--from=gpu-[9-1]"), "argument --from: expected HOST, or a list of hosts such as gpu-[01-40]"),
         (("top", "--sort=size"), "argument --sort: invalid choice: 'size'"),
@@ -131,7 +132,7 @@ def test_the_sort_orders_of_top_are_those_of_its_screen() -> None:
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [("gpu-exporter re", {"reconcile", "record"}), ("gpu-exporter he", {"help"}), ("gpu-exporter top --s", {"--sort"}), ("gpu-exporter reconcile --app", {"--apply"})],
+    [("gpu-exporter re", {"reconcile", "record", "report"}), ("gpu-exporter he", {"help"}), ("gpu-exporter top --s", {"--sort"}), ("gpu-exporter reconcile --app", {"--apply"})],
 )  # fmt: skip
 def test_bash_completes_commands_and_flags(
     line: str, expected: set[str], capsys: pytest.CaptureFixture[str], tmp_path: Path

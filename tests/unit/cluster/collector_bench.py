@@ -57,9 +57,17 @@ class Cluster:
         assert text.startswith("squeue --json -a --local -t RUNNING,"), text
         return json.dumps({"jobs": self.jobs, "errors": [], "meta": {"job_id": 1}})
 
-    def source(self, node: str = "n0", each_s: float = 15.0, job_files: Path | None = None) -> SlurmSource:
+    def source(
+        self,
+        node: str = "n0",
+        each_s: float = 15.0,
+        job_files: Path | None = None,
+        procfs: Path = Path("/proc"),
+    ) -> SlurmSource:
         return SlurmSource(
-            SlurmOptions(node=node, gres_conf=self.gres_conf, job_files=job_files, collected=self.directory),
+            SlurmOptions(
+                node=node, gres_conf=self.gres_conf, job_files=job_files, procfs=procfs, collected=self.directory
+            ),
             run=self.run,
             clock=self.clock,
             pace=Pace(each_s, lambda: 0.0),

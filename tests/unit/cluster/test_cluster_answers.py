@@ -68,6 +68,23 @@ def test_an_unset_number_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "user", "uid"),
+    [
+        ({"user_name": "", "user_id": 1001}, "", "1001"),
+        ({"user_name": None, "user_id": {"set": True, "infinite": False, "number": 1001}}, "", "1001"),
+        ({"user_name": "root", "user_id": 0}, "root", "0"),
+        ({"user_name": "ada", "user_id": {"set": False, "infinite": False, "number": 0}}, "ada", ""),
+        ({"user_name": "ada"}, "ada", ""),
+    ],
+)
+def test_a_missing_uid_is_unknown_and_not_root(fields: dict[str, Any], user: str, uid: str) -> None:
+    row = row_of_24_11(job_id=7, nodes="n0", gres_detail=[])
+    row = {key: value for key, value in row.items() if not key.startswith("user_")} | fields
+    ((job, _),) = parse_cluster_jobs(json.dumps({"jobs": [row]}))
+    assert (job.user, job.uid) == (user, uid)
+
+
+@pytest.mark.parametrize(
     ("state", "holds"),
     [
         ("RUNNING", "RUNNING"),
@@ -147,7 +164,7 @@ def test_a_job_that_is_not_yet_in_the_picture_is_searched_again_soon(cluster: Cl
     cluster.clock.advance(5.0)
     answer = source.poll()
     assert (answer.grants, answer.problem, answer.is_late) == ([], "", True)
-    assert answer.notice == "not in the collector's last round: job 7, so no GPU is reported as free"
+    assert answer.notice == "the collector's last round lacks job 7, so no GPU is reported as free"
     assert cluster.round()
     cluster.clock.advance(5.0)
     answer = source.poll()

@@ -6,17 +6,19 @@ import contextlib
 import json
 import logging
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.attribution.slurm_quiet_node import Node, start_slurmd
 from tests.unit.cluster.collector_bench import Cluster, pictures
 
 from gpu_exporter.agent.attribution import registry
 from gpu_exporter.agent.attribution.slurm.collected import AGE_MAX_S, AHEAD_MAX_S, ANSWERS
-from gpu_exporter.agent.attribution.slurm.parse import NodeRecord, SlurmConfig
+from gpu_exporter.agent.attribution.slurm.parse import NodeRecord
 from gpu_exporter.agent.attribution.slurm.picture import Picture, parse_picture, render_picture
 from gpu_exporter.agent.attribution.source import SourceError
 from gpu_exporter.agent.slurm_collector.collector import CollectorRun, SlurmCollector
@@ -47,11 +49,11 @@ def test_files_are_refused_if_other_users_may_write_in_the_directory(cluster: Cl
     path = cluster.directory / "n0.json"
     cluster.source().poll()
     path.chmod(0o666)
-    with pytest.raises(SourceError, match="other users may write there"):
+    with pytest.raises(SourceError, match="other users can write to it"):
         cluster.source().poll()
     path.chmod(0o644)
     cluster.directory.chmod(0o777)
-    with pytest.raises(SourceError, match="other users may write there"):
+    with pytest.raises(SourceError, match="other users can write to it"):
         cluster.source().poll()
     cluster.directory.chmod(0o755)
     path.rename(path.with_name("real"))
@@ -67,7 +69,7 @@ def test_files_of_another_users_collector_are_accepted_in_that_users_directory(c
     os.chown(cluster.directory / "n0.json", 65534, 65534)
     cluster.source().poll()
     os.chown(cluster.directory / "n0.json", 1234, 1234)
-    with pytest.raises(SourceError, match="other users may write there"):
+    with pytest.raises(SourceError, match="other users can write to it"):
         cluster.source().poll()
 
 
@@ -92,11 +94,10 @@ def test_hidden_jobs_are_not_served_without_a_password(cluster: Cluster, caplog:
     assert run()
     assert status() == 200
     cluster.private = "users"
-    cluster.clock.advance(3600.0)
     assert not run()
     assert run.answers == {}
     assert status() == 403
-    assert "set basic_auth_users, or client_auth_type RequireAndVerifyClientCert" in caplog.text
+    assert "set basic_auth_users or client_auth_type in --web.config.file" in caplog.text
     is_open = False  # a password was set, and the next reload applies it
     assert status() == 200
     is_open = True  # a reload without the password takes effect at once, not only in the next round
@@ -116,21 +117,35 @@ def test_a_round_without_an_answer_keeps_the_files_and_is_logged_once(
     assert cluster.round()
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "Slurm answers",
-        "no new answers for the nodes",
+        "the nodes get no new answers",
         "Slurm answers",
     ]
 
 
-def test_an_unknown_cluster_name_is_asked_for_again(cluster: Cluster) -> None:
-    """slurmrestd before Slurm 24.05 reports the name only with jobs."""
-    names = iter(["", "lab"])
+def test_a_collector_that_withholds_every_answer_has_no_success(cluster: Cluster) -> None:
+    """An alert reads the time of the last success, and the port answers 403 to every node."""
+    collector = SlurmCollector(CommandLine(cluster.run), cluster.clock, 90.0)
+    port = CollectorRun(collector, None, cluster.clock)
+    port.is_open = lambda: True
+    cluster.private = "jobs"
+    assert not port()
+    assert port.last_success_wall is None
+    both = CollectorRun(collector, cluster.directory, cluster.clock)
+    both.is_open = lambda: True
+    assert not both()
+    assert both.last_success_wall == cluster.clock.wall(), "the files are readable"
+    cluster.private = "none"
+    assert port()
+    assert port.last_success_wall == cluster.clock.wall()
 
-    class Asked(CommandLine):
-        def read_config(self) -> SlurmConfig:
-            return super().read_config()._replace(cluster=next(names))
 
-    collector = SlurmCollector(Asked(cluster.run), cluster.clock, 90.0)
-    assert [collector.collect()["n0"].config.cluster for _ in range(3)] == ["", "lab", "lab"]
+def test_a_collector_of_a_cluster_without_gpus_has_no_success(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.used = {}
+    assert not cluster.round()
+    assert cluster.round.last_success_wall is None
+    assert "no node has GPUs in slurm.conf (Gres=)" in caplog.text
 
 
 def test_a_collector_inside_another_site_serves_only_its_answers(cluster: Cluster) -> None:
@@ -159,7 +174,7 @@ def test_a_collector_serves_answers_metrics_and_probes(cluster: Cluster) -> None
         reply = site.answer_at_once(request) or site.answer(request)
         return reply.status, reply.body.decode()
 
-    assert get("/-/ready") == (503, "Slurm has not answered yet\n")
+    assert get("/-/ready") == (503, "no round has had an answer for a node yet\n")
     assert "\ngpu_slurm_collector_last_success" not in get("/metrics")[1]
     cluster.fault = "slurmctld is away"
     cluster.round()
@@ -178,12 +193,39 @@ def test_a_collector_serves_answers_metrics_and_probes(cluster: Cluster) -> None
     ]
 
 
-def test_the_configuration_is_asked_for_once_an_hour(cluster: Cluster) -> None:
-    for _ in range(80):
+def test_private_data_counts_from_the_next_round_in_both_directions(cluster: Cluster) -> None:
+    node = cluster.source()
+    hidden = []
+    for cluster.private in ("none", "users", "users", "none"):
         assert cluster.round()
+        hidden.append(node.poll().hides_users)
         cluster.clock.advance(90.0)
-    assert cluster.asked.count("scontrol show config") == 2
-    assert len(cluster.asked) == 2 * 80 + 2
+    assert hidden == [False, True, True, False]
+    assert set(Counter(text for text in cluster.asked if "listpids" not in text).values()) == {4}
+
+
+def test_a_node_waits_for_an_answer_that_is_newer_than_its_slurmd(cluster: Cluster, tmp_path: Path) -> None:
+    """A reconfigure restarts slurmd, while the collector's last answer has the old PrivateData. The node needs no request
+    otherwise, because its prolog writes files.
+    """
+    (tmp_path / "host").mkdir()
+    (tmp_path / "jobs").mkdir(mode=0o755)
+    host = Node(tmp_path / "host")
+    start_slurmd(host, 700, 1_700_000_100)
+    assert cluster.round()
+    node = cluster.source(job_files=tmp_path / "jobs", procfs=host.directory / "proc")
+    node.poll()
+    cluster.private = "users"
+    (host.directory / "proc" / "700" / "stat").unlink()
+    start_slurmd(host, 701, 1_700_000_900)
+    cluster.clock.advance(5.0)
+    hidden = []
+    for poll in range(24):
+        hidden.append(node.poll().hides_users)
+        if poll == 17:
+            assert cluster.round()
+        cluster.clock.advance(5.0)
+    assert not any(hidden[:18]) and all(hidden[-5:])
 
 
 @pytest.mark.parametrize("node", ["../n0", "n0/..", "", ".n0", "n0\n", "a" * 300])

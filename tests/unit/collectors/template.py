@@ -10,8 +10,7 @@ from gpu_exporter.agent.collectors.plausible import RATIO
 from gpu_exporter.common.model.metrics import Family
 
 GPU_FAN_SPEED_RATIO = Family(
-    "gpu_fan_speed_ratio",  # base units, and the unit in the name
-    "gauge",
+    "gpu_fan_speed_ratio",
     "Fan speed as a share of its maximum; absent on boards without a fan",
     source="nvmlDeviceGetFanSpeed",
     generations="boards with fans",

@@ -10,7 +10,13 @@ from gpu_exporter.agent.collectors.facts import take_facts
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.common.model.readings import Facts
 
-GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}, "throttle": [{"reason": "power_cap", "share": 0.5}]}
+FAULTS = {"fabric_status": 2, "nvlinks_down": 18, "remap_pending": 1, "remap_failed": 1, "recovery_action": 4}
+GPU = {
+    "model": "H100",
+    "health": FAULTS,
+    "load": {"kind": "constant", "value": 0.5},
+    "throttle": [{"reason": "power_cap", "share": 0.5}],
+}
 MIG = {"model": "H100", "mig": [{"profile": "1g.10gb", "load": {"kind": "constant", "value": 0.5}}]}
 HOLDERS = [
     {"gpu": 0, "kind": "pod", "name": "ml/a/main", "processes": 2, "memory_gib": 2},
@@ -38,14 +44,21 @@ def test_every_fact_of_a_gpu_is_a_published_value(node: SimulatedNode) -> None:
         "compute_processes": "gpu_compute_processes",
         "graphics_processes": "gpu_graphics_processes",
         "recovery_action": "gpu_recovery_action",
+        "remap_pending": "gpu_remapped_rows_pending",
+        "remap_failed": "gpu_remapped_rows_failed",
+        "nvlinks": "gpu_nvlinks_active",
+        "fabric": "gpu_fabric_status",
+        "nvlinks_gone_s": "gpu_nvlinks_down_seconds",
+        "fabric_wait_s": "gpu_fabric_not_ready_seconds",
         "link": "gpu_pcie_link_bytes_per_second",
         "link_max": "gpu_pcie_link_max_bytes_per_second",
     }
-    assert {*named, "throttle_s"} == set(Facts._fields)
+    assert {*named, "throttle_s", "fabric_problem"} == set(Facts._fields)
     for field, family in named.items():
         fact = getattr(snapshot.facts, field)
         assert fact is not None
-        assert fact == value(snapshot, family)
+        labels = ("",) if family == "gpu_fabric_status" else ()
+        assert fact == value(snapshot, family, *labels)
     assert snapshot.facts.compute_processes == 2.0
     assert snapshot.facts.throttle_s["power_cap"] == value(snapshot, "gpu_throttle_seconds_total", "power_cap") > 0
 

@@ -197,7 +197,7 @@ def make_cycle(device: object, totals: Totals | None = None, now: float = 0.0) -
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
 def test_values_out_of_range_are_discarded_and_counted(value: float) -> None:
-    family = Family("gpu_x_ratio", "gauge", "", source="nvmlX, else nvmlY", plausible=Range(0.0, 1.0))
+    family = Family("gpu_x_ratio", "", source="nvmlX, else nvmlY", plausible=Range(0.0, 1.0))
     cycle = make_cycle(None)
     admitted = cycle.admit(family, value, witness=True)
     if 0.0 <= value <= 1.0:

@@ -19,6 +19,7 @@ from gpu_exporter.agent.devices.kmsg import (
     parse_probe,
     parse_record,
     parse_report,
+    parse_switch_report,
     slot_of,
 )
 
@@ -77,6 +78,66 @@ def test_an_xid_is_read_with_its_address(text: bytes, line: tuple[str, int] | No
 )
 def test_a_record_of_another_writer_is_not_an_xid(record: bytes) -> None:
     assert parse_record(record) is None
+
+
+SXID_24007 = b"nvidia-nvswitch0: SXid (PCI:0000:C3:00.0): 24007, Fatal, Link 28 sourcetrack timeout error (First)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "report"),
+    [
+        (SXID_24007, ("0000:c3:00.0", 24007, "fatal", False)),
+        (
+            b"nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 20009, Non-fatal, Link 04 RX Short Error Rate",
+            ("0000:06:00.0", 20009, "nonfatal", False),
+        ),
+        (
+            b"nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Severity 0 Engine instance 44 Sub-engine instance 00",
+            ("0000:04:00.0", 22013, "unknown", True),
+        ),
+        (
+            b"nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Data {0x000001c0, 0x00bd5c8a, 0x00000500}",
+            ("0000:84:00.0", 12028, "unknown", True),
+        ),
+        (
+            b"nvidia-nvswitch2: SXid (PCI:0000:84:00.0): 30003, Fatal, Failed to post command to SOE. Data {0x1}",
+            ("0000:84:00.0", 30003, "fatal", False),
+        ),
+        (b"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 10007, IO failure", ("0000:c1:00.0", 10007, "unknown", False)),
+        (b"nvidia-nvswitch0: SXid (PCI:00010000:c1:00.0): 00012, x", ("10000:c1:00.0", 12, "unknown", False)),
+        (b"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007", None),
+        (b"nvidia-nvswitch0: SXid (PCI:0000:c1): 24007, Fatal, x", None),
+        (b"nvidia-nvswitch0: Xid (PCI:0000:c1:00.0): 24007, Fatal, x", None),
+        (b"NVRM: SXid (PCI:0000:c1:00.0): 24007, Fatal, x", None),
+        (XID_62, None),
+    ],
+)
+def test_an_sxid_is_read_with_its_switch_and_severity(text: bytes, report: tuple[str, int, str, bool] | None) -> None:
+    assert parse_switch_report(PREFIX + text) == report
+    assert report is None or parse_report(PREFIX + text) is None
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"12,2031,8123456789,-;" + SXID_24007,
+        # "nvidia-nvswitch" has 15 characters, as many as the kernel prints of a process's name.
+        PREFIX + b"nvidia-nvswitch[4711]: segfault at 0 nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 24007, Fatal, x",
+        PREFIX + b"nvidia-nvswitch: SXid (PCI:0000:c3:00.0): 24007, Fatal, x",
+        PREFIX + b"usb 1-1: Product: " + SXID_24007,
+        SXID_24007,
+    ],
+    ids=["user", "a process's name", "no number", "a prefix", "bare"],
+)
+def test_a_record_of_another_writer_is_not_an_sxid(record: bytes) -> None:
+    assert parse_switch_report(record) is None
+
+
+@given(st.binary(max_size=200), st.integers(0, 40))
+def test_any_bytes_are_an_sxid_in_its_limits_or_none(data: bytes, kept: int) -> None:
+    for record in (data, PREFIX + data, PREFIX + SXID_24007[:kept] + data, PREFIX + SXID_24007[:52] + data):
+        report = parse_switch_report(record)
+        assert report is None or (0 <= report.sxid <= 99999 and report.severity in ("fatal", "nonfatal", "unknown"))
 
 
 @given(st.binary(max_size=300))

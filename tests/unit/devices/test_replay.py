@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.agent.devices.errors import DriverUnavailable, NotSupported
-from gpu_exporter.agent.devices.replay import ReplayBackend, ReplayDevice, ReplayError, parse_recording, read_recording
+from gpu_exporter.agent.devices.replay import ReplayBackend, ReplayDevice, parse_recording, read_recording
+from gpu_exporter.agent.devices.smi_log import SmiLogError
 from gpu_exporter.common.clock import ManualClock
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -80,7 +81,7 @@ def test_after_the_end_of_a_log_there_is_no_data() -> None:
     ],
 )
 def test_an_invalid_log_is_refused_with_line_and_fault(text: str, message: str) -> None:
-    with pytest.raises(ReplayError) as error:
+    with pytest.raises(SmiLogError) as error:
         parse_recording(text, "log")
     assert str(error.value).startswith(message)
 
@@ -127,6 +128,32 @@ def test_a_cell_without_a_value_is_a_gap_only_in_its_column() -> None:
     assert [(each.ratio, each.span_s) for each in device.read_utilization_samples(clock.wall() - 2)] == [(0.4, 1.0)]
 
 
+def test_a_pause_of_the_log_is_unknown_and_not_idle() -> None:
+    """A watcher that was stopped for two minutes, in a log with a row each second."""
+    clock = ManualClock()
+    log = HEADER + "".join(row(second, 0, 60) for second in (1, 2, 3)) + row(3, 0, 60).replace(":28:", ":30:")
+    device = ReplayDevice(parse_recording(log + row(4, 0, 60).replace(":28:", ":30:")), 0, "x", clock)
+    reads = (device.read_utilization, device.read_power, device.read_energy, device.read_temperature)
+    known = []
+    for second in range(124):
+        for read in reads:
+            try:
+                read()
+            except NotSupported:
+                continue
+            known.append((second, read))
+        clock.advance(1.0)
+    assert known == [(second, read) for second in (0, 1, 2, 122, 123) for read in reads]
+    assert [(each.ratio, each.span_s) for each in device.read_utilization_samples(clock.wall() - 124.5)] == [
+        (0.0, 0.0), (0.0, 1.0), (0.0, 1.0), (0.0, 1.0), (0.0, 1.0)
+    ]  # fmt: skip
+
+
+def test_one_late_row_is_no_pause_of_the_log() -> None:
+    log = HEADER + "".join(row(0, 50, 60).replace(":28:", f":{minute}:") for minute in ("00", "10", "30", "40"))
+    assert parse_recording(log).times == [0.0, 600.0, 1800.0, 2400.0]
+
+
 def test_a_log_without_power_has_no_energy() -> None:
     recording = parse_recording((HEADER + row(1, 50, 0) + row(2, 50, 0)).replace(", 0, 0\n", ", [N/A], [N/A]\n"))
     with pytest.raises(NotSupported):
@@ -153,7 +180,7 @@ def test_a_gpu_whose_uuid_is_unreadable_in_a_row_is_not_a_second_gpu() -> None:
     for second, uuid, degrees in ((1, "GPU-a", "30"), (2, "[GPU is lost]", "-1"), (3, "GPU-a", "31")):
         text += f"2023/07/30 17:28:{second:06.3f}, {uuid}, 5 %, {degrees}\n"
     assert parse_recording(text).temperature == [30.0, None, 31.0]
-    with pytest.raises(ReplayError, match="log:5: the log has a second GPU"):
+    with pytest.raises(SmiLogError, match="log:5: the log has a second GPU"):
         parse_recording(text + "2023/07/30 17:28:04.000, GPU-b, 5 %, 30\n", "log")
 
 
@@ -172,7 +199,7 @@ def test_a_log_with_few_columns_and_a_byte_order_mark_is_read(tmp_path: Path) ->
 def test_any_text_is_a_recording_or_a_recording_error(text: str) -> None:
     try:
         parse_recording(HEADER + text)
-    except ReplayError:
+    except SmiLogError:
         return
 
 

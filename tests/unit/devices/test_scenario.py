@@ -66,7 +66,7 @@ def test_the_published_schema_accepts_the_demo_and_every_kind_of_load() -> None:
         ({"gpus": [{"modl": "H100"}]}, "gpus[0]: model is missing; is 'modl' meant for it?"),
         (
             {"gpus": [{"model": "H999"}]},
-            "gpus[0].model: 'H999' is not one of T4, V100, A100, A30, H100, H200, B200, GH200",
+            "gpus[0].model: 'H999' is not one of T4, V100, A100, A30, H100, H200, B200, GH200, GB200, B300, GB300",
         ),
         (
             {"gpus": [{"model": "H100", "load": {"kind": "constant", "value": 1.5}}]},

@@ -89,7 +89,7 @@ def test_a_zero_that_another_witness_contradicts_is_unknown_with_that_reason() -
 def test_a_zero_with_work_of_another_witness_in_the_window_shows_the_quiet_time() -> None:
     """An encoder that works 80 % of the time leaves utilization at 0 and short runs of idleness."""
     verdict = judge_state(Window((0.0,) * 10, 600.0, idle_run_s=12.0), RULES)
-    assert verdict == ("unknown", "utilization 0, but idle only for 12s: the time before is not known")
+    assert verdict == ("unknown", "utilization 0, but idle only for 12s: the time before the idle time is unknown")
     named = judge_state(Window((0.0,) * 10, 600.0, idle_run_s=12.0, active_by=("encoder",)), RULES)
     assert named.evidence == "utilization 0, but idle only for 12s: encoder showed activity before"
 
@@ -97,7 +97,7 @@ def test_a_zero_with_work_of_another_witness_in_the_window_shows_the_quiet_time(
 def test_a_new_holder_is_not_judged() -> None:
     """Four idle seconds are no state: every starting pod looks like that."""
     verdict = judge_state(Window((0.0,) * 4, 4.0, 4.0), RULES)
-    assert (verdict.state, verdict.evidence) == ("unknown", "seen for only 4s, but states are judged over 10m")
+    assert (verdict.state, verdict.evidence) == ("unknown", "seen for only 4s; a state needs 10m")
 
 
 @pytest.mark.parametrize(

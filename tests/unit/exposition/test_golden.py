@@ -19,13 +19,15 @@ from tests.testbed.simulated_node import SimulatedNode
 import gpu_exporter
 from gpu_exporter.agent.devices.scenario import Scenario, load_scenario, parse_scenario
 from gpu_exporter.agent.exposition.holders import render_holders
-from gpu_exporter.agent.exposition.json_format import render_json
+from gpu_exporter.agent.exposition.json_format import list_rows, render_json
 from gpu_exporter.agent.exposition.page import render_page
 from gpu_exporter.agent.exposition.publisher import no_history
 from gpu_exporter.agent.exposition.series import list_series
 from gpu_exporter.agent.exposition.table import render_table
 from gpu_exporter.agent.exposition.text import TextRenderer
 from gpu_exporter.cli.run_demo import PERIOD_MAX_S, SAMPLE_PERIOD_S, demo_settings
+from gpu_exporter.common.model.meanings import STATES
+from gpu_exporter.common.model.rows import join_rows
 from gpu_exporter.common.model.views import View
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -184,27 +186,39 @@ def test_json_matches_its_published_schema(view: View) -> None:
     for each in (view, play(lost, 60).view(), play(lost, 0).view(), play(old, 0).view()):
         jsonschema.validate(json.loads(render_json(each)), schema)
     answer = json.loads(render_json(view))
-    for broken in (answer | {"more": 1}, {key: value for key, value in answer.items() if key != "rows"}):
+    for broken in (answer | {"more": 1}, {key: value for key, value in answer.items() if key != "gpus"}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(broken, schema)
 
 
-def test_json_has_the_rows_of_the_table(view: View) -> None:
-    rows = json.loads(render_json(view))["rows"]
+def test_the_table_is_made_from_the_json_alone(view: View) -> None:
+    rows = list(join_rows(json.loads(render_json(view))))
     lines = render_table(view).splitlines()[1:]
-    assert [row["gpu"] for row in rows] == [line.split()[0] for line in lines[: len(rows)]]
-    by_gpu = {row["gpu"]: row for row in rows}
-    assert (by_gpu["1"]["holder"], by_gpu["1"]["owner"], by_gpu["1"]["state"]) == (
-        "job 48113",
-        "mira/phys",
-        "held_no_process",
-    )
-    assert by_gpu["1"]["idle_seconds"] > 1700 and by_gpu["1"]["utilization_ratio"] == 0.0
-    assert (by_gpu["6:3/0"]["state"], by_gpu["6:3/0"]["held_seconds"]) == ("free", None)
-    throttling = {gpu: (row["throttle_reason"], row["throttle_ratio"]) for gpu, row in by_gpu.items()}
-    reason, ratio = throttling["4"]
-    assert reason == "hw_thermal" and 0.35 < ratio < 0.4
-    assert throttling["0"][1] == 0.0 and throttling["6:1/0"] == ("", None), "an instance has no throttle counters"
+    assert [row.gpu for row in rows] == [line.split()[0] for line in lines[: len(rows)]]
+    by_gpu = {row.gpu: row for row in rows}
+    held = by_gpu["1"]
+    assert (held.holder, held.owner, held.state) == ("job 48113", "mira/phys", "held_no_process")
+    assert (held.idle_s or 0.0) > 1700 and held.utilization == 0.0
+    assert (by_gpu["6:3/0"].state, by_gpu["6:3/0"].held_s) == ("free", None)
+    throttling = by_gpu["4"].throttling
+    assert throttling is not None and throttling.reason == "hw_thermal" and 0.35 < throttling.ratio < 0.4
+    assert by_gpu["0"].throttling == ("thermal", 0.0)
+    assert by_gpu["6:1/0"].throttling is None, "an instance has no throttle counters"
+
+
+@pytest.mark.parametrize("call", ["*", "nvmlDeviceGetPowerUsage"])
+def test_the_rows_of_a_gpu_with_a_fault_are_those_of_its_json(call: str) -> None:
+    faults = [{"at": 30, "call": call, "error": "NVML_ERROR_GPU_IS_LOST" if call == "*" else "NVML_ERROR_UNKNOWN"}]
+    mig = [{"profile": "1g.10gb"}, {"profile": "1g.10gb"}]
+    gpus = [{"model": "H100", "faults": faults}, {"model": "H100", "mig": mig, "faults": faults}]
+    holders = [{"gpu": 0, "kind": "job", "name": "7"}, {"gpu": 1, "mig": 0, "kind": "job", "name": "8"}]
+    view = play(parse_scenario({"gpus": gpus, "holders": holders}), 60).view()
+    assert list(join_rows(json.loads(render_json(view)))) == list_rows(view)
+    gpu = json.loads(render_json(view))["gpus"][0]
+    if call == "*":
+        assert (gpu["state"], gpu["reason"], gpu["advice"]) == ("lost", "", STATES["lost"].site) and gpu["error"]
+    else:
+        assert (gpu["state"], gpu["error"], gpu["advice"]) == ("held", "", "") and "UNKNOWN" in gpu["read_error"]
 
 
 def test_the_age_of_a_gpu_is_that_of_its_last_reading(view: View) -> None:
@@ -214,6 +228,7 @@ def test_the_age_of_a_gpu_is_that_of_its_last_reading(view: View) -> None:
     )
     node.hung.add(node.samplers[2].device.identity.uuid)
     answer = json.loads(render_json(node.view()))
-    for ages in ([gpu["age_seconds"] for gpu in answer["gpus"]], [row["age_seconds"] for row in answer["rows"]]):
-        assert ages == [0.0, None, 0.0], "a failed answer does not date the values"
-    assert [row["throttle_ratio"] for row in answer["rows"]] == [0.0, None, None]
+    assert [gpu["age_seconds"] for gpu in answer["gpus"]] == [0.0, None, 0.0], (
+        "a failed answer does not date the values"
+    )
+    assert [gpu["throttle_ratio"] for gpu in answer["gpus"]] == [0.0, None, None]

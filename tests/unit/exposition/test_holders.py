@@ -11,7 +11,10 @@ from gpu_exporter.agent.attribution.resolve import resolve
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.agent.exposition.health import judge_health
 from gpu_exporter.agent.exposition.holders import render_holders
-from gpu_exporter.agent.exposition.json_format import render_json
+from gpu_exporter.agent.exposition.json_format import list_rows, render_json
+from gpu_exporter.agent.exposition.page import render_page
+from gpu_exporter.agent.exposition.publisher import no_history
+from gpu_exporter.agent.exposition.series import list_series
 from gpu_exporter.common.model.holders import Grant, Holder, HolderKey, SourceStatus
 from gpu_exporter.common.model.readings import CollectorOutcome
 from gpu_exporter.common.model.units import UnitId
@@ -58,7 +61,7 @@ def test_the_evidence_shows_a_gpu_that_was_resolved_earlier(node: SimulatedNode)
     snapshots = [placed.snapshot for placed in node.placed().values()]
     unit = UnitId(snapshots[1].identity.uuid)
     resolution = resolve([grant], snapshots, numbers={(JOB.key, "IDX 0"): unit})
-    assert resolution.allocations[0][0].basis == "IDX 0, which meant this GPU when the holder began"
+    assert resolution.allocations[0][0].basis == "IDX 0, which named this GPU when the holder began"
 
 
 def test_a_line_shows_the_holder_the_evidence_and_the_doubt(node: SimulatedNode) -> None:
@@ -77,11 +80,45 @@ def test_a_line_shows_the_holder_the_evidence_and_the_doubt(node: SimulatedNode)
 
 def test_a_gpu_is_free_only_if_every_source_has_answered(node: SimulatedNode) -> None:
     view = node.view()
-    status = view.status._replace(attribution_known=False)
-    assert lines(view._replace(status=status))[2].endswith("not every source has answered")
+    kubelet = SourceStatus("kubelet", up=True, complete=True, last_success_wall=1.0)
+    for sources, doubt in (
+        ((), "no source of holders"),
+        ((kubelet, kubelet._replace(name="slurm", up=False)), "source slurm does not answer"),
+        ((kubelet._replace(complete=False),), "a holder of source kubelet may have it: the reason is below"),
+        ((kubelet,), "a holder has started, and its GPU is not known yet"),
+    ):
+        status = view.status._replace(attribution_known=False, sources=sources)
+        assert lines(view._replace(status=status))[2].endswith(doubt)
     used = view.gpus
     not_free = used[1]._replace(not_free={"": "in use by container 0123456789ab, which no source reports"})
     assert "(unknown)" in lines(view._replace(gpus=(used[0], not_free)))[2]
+
+
+def test_a_gpu_of_a_closed_node_is_not_free(node: SimulatedNode) -> None:
+    """Slurm has drained the node, and one job still runs."""
+
+    def closed(view: View) -> list[tuple[str, ...]]:
+        (found,) = [each.rows for each in list_series(view) if each.family.name == "gpu_node_closed"] or [[]]
+        return [labels for labels, _ in found]
+
+    view = node.view()
+    source = SourceStatus("slurm", up=True, complete=True, last_success_wall=1.0)
+    drained = source._replace(closed="drained", closed_reason="bad\nfan")
+    view = view._replace(status=view.status._replace(sources=(drained,)))
+    reason = "slurm has closed this node: drained (bad\N{REPLACEMENT CHARACTER}fan)"
+    assert lines(view)[2].split()[2] == "(closed)" and lines(view)[2].endswith(reason)
+    assert [row.state for row in list_rows(view)].count("free") == 0
+    assert list_rows(view)[1].state == "closed" and list_rows(view)[1].why.startswith("slurm has closed this node")
+    assert closed(view) == [("slurm", "drained")]
+    assert json.loads(render_json(view))["attribution"][0]["closed"] == "drained"
+    assert "<b>1</b>Closed" in render_page(view, no_history)
+    for status in (
+        view.status._replace(sources=(source,)),
+        view.status._replace(sources=(drained,), attribution_known=False),
+    ):
+        other = view._replace(status=status)
+        assert list_rows(other)[1].state == ("free" if status.attribution_known else "unknown")
+        assert "Closed" not in render_page(other, no_history)
 
 
 def test_the_status_of_each_source_is_shown(node: SimulatedNode) -> None:

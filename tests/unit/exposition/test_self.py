@@ -22,26 +22,32 @@ GIVEN_AWAY = CPU_ONLY._replace(unmanaged=(("vfio-pci", 8),))
 MISSED = CPU_ONLY._replace(devices_expected=8)
 NOT_LOADED = CPU_ONLY._replace(unmanaged=(("none", 8),))
 FAILS = CPU_ONLY._replace(driver_missed=True)
+COUNTED = CPU_ONLY._replace(counted=(("slurm", 4),))
+RELEASED = COUNTED._replace(driver_released=True)
 
 
 def view(status: AgentStatus) -> View:
     return View(0.0, status, (), ())
 
 
-@pytest.mark.parametrize("status", [CPU_ONLY, GIVEN_AWAY], ids=["no GPU", "all GPUs given to virtual machines"])
+@pytest.mark.parametrize(
+    "status",
+    [CPU_ONLY, GIVEN_AWAY, GIVEN_AWAY._replace(counted=COUNTED.counted), RELEASED],
+    ids=["no GPU", "all GPUs given to virtual machines", "given away and counted", "released"],
+)
 def test_a_missing_driver_is_not_a_fault_if_no_gpu_is_expected(status: AgentStatus) -> None:
     assert judge_health(view(status)) == "none_expected"
     page = render_page(view(status), no_history)
-    assert '<p class="banner note">No GPU is expected to answer here: libnvidia-ml.so.1 cannot be loaded</p>' in page
+    assert '<p class="banner note">The exporter expects no GPU here: libnvidia-ml.so.1 cannot be loaded</p>' in page
     assert "No GPU data" not in page
-    assert "no GPU is expected to answer here: libnvidia-ml.so.1" in render_table(view(status))
+    assert "the exporter expects no GPU here: libnvidia-ml.so.1" in render_table(view(status))
     assert json.loads(render_json(view(status)))["health"] == "none_expected"
 
 
 @pytest.mark.parametrize(
     "status",
-    [MISSED, NOT_LOADED, FAILS],
-    ids=["GPUs seen before", "GPUs without a kernel driver", "fails as on a node with GPUs"],
+    [MISSED, NOT_LOADED, FAILS, COUNTED],
+    ids=["GPUs seen before", "GPUs without a kernel driver", "fails as on a node with GPUs", "a scheduler counts GPUs"],
 )
 def test_a_missing_driver_is_a_fault_if_gpus_are_expected(status: AgentStatus) -> None:
     assert judge_health(view(status)) == "no_data"

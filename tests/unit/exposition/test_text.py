@@ -25,10 +25,10 @@ def test_rendered_values_read_back_exactly(value: float) -> None:
 
 @given(st.lists(st.tuples(LABELS, LABELS, VALUES), max_size=6, unique_by=lambda row: row[:2]))
 def test_any_label_value_survives_both_formats(rows: list[tuple[str, str, float]]) -> None:
-    for kind, name in (("gauge", "gpu_power_watts"), ("counter", "gpu_energy_joules_total")):
-        values = [abs(value) if kind == "counter" else value for _, _, value in rows]
+    for name in ("gpu_power_watts", "gpu_energy_joules_total"):
+        values = [abs(value) if name.endswith("_total") else value for _, _, value in rows]
         series = Series(
-            Family(name, kind, 'What\\is "this"\nfor'),  # type: ignore[arg-type]
+            Family(name, 'What\\is "this"\nfor'),
             ("pod", "namespace"),
             [((pod, namespace), value) for (pod, namespace, _), value in zip(rows, values, strict=True)],
         )
@@ -48,7 +48,7 @@ def test_any_label_value_survives_both_formats(rows: list[tuple[str, str, float]
 
 
 def test_a_hostile_label_is_cut_and_escaped() -> None:
-    text = TextRenderer().render([Series(Family("a", "gauge", "h"), ("pod",), [(('x"} 1\n' + "y" * 9999,), 1.0)])])
+    text = TextRenderer().render([Series(Family("a", "h"), ("pod",), [(('x"} 1\n' + "y" * 9999,), 1.0)])])
     lines = text.splitlines()
     assert len(lines) == 3
     assert len(lines[2]) < MAX_LABEL_VALUE + 40
@@ -57,13 +57,13 @@ def test_a_hostile_label_is_cut_and_escaped() -> None:
 
 
 def test_openmetrics_ends_with_eof_and_names_counters_without_total() -> None:
-    series = [Series(Family("gpu_energy_joules_total", "counter", "h"), (), [((), 1.0)])]
+    series = [Series(Family("gpu_energy_joules_total", "h"), (), [((), 1.0)])]
     text = TextRenderer().render(series, openmetrics=True)
     assert text == "# HELP gpu_energy_joules h\n# TYPE gpu_energy_joules counter\ngpu_energy_joules_total 1\n# EOF\n"
 
 
 def test_only_the_requested_families_are_rendered() -> None:
-    series = [Series(Family(name, "gauge", "h"), (), [((), 1.0)]) for name in ("a", "b")]
+    series = [Series(Family(name, "h"), (), [((), 1.0)]) for name in ("a", "b")]
     assert TextRenderer().render(series, names=frozenset(["b"])) == "# HELP b h\n# TYPE b gauge\nb 1\n"
 
 
@@ -72,14 +72,14 @@ def test_prefixes_of_short_lived_holders_are_dropped_whichever_families_are_requ
     renderer = TextRenderer()
     for turn in range(3 * SPARE_PREFIXES):
         rows = [((f"pod-{turn}",), 1.0)]
-        renderer.render([Series(Family(name, "gauge", "h"), ("pod",), rows) for name in ("a", "b")], names=names)
-    assert len(renderer._prefixes) <= SPARE_PREFIXES + 8
+        renderer.render([Series(Family(name, "h"), ("pod",), rows) for name in ("a", "b")], names=names)
+    assert sum(map(len, renderer._prefixes.values())) <= SPARE_PREFIXES + 8
 
 
 def test_a_request_for_a_few_families_causes_no_sweep() -> None:
     renderer = TextRenderer()
     rows = [((str(i),), 1.0) for i in range(2 * SPARE_PREFIXES)]
-    series = [Series(Family(name, "gauge", "h"), ("pod",), rows) for name in ("a", "b")]
+    series = [Series(Family(name, "h"), ("pod",), rows) for name in ("a", "b")]
     renderer.render(series)
     kept = renderer._prefixes
     renderer.render(series, names=frozenset(["none"]))
@@ -89,4 +89,12 @@ def test_a_request_for_a_few_families_causes_no_sweep() -> None:
 def test_integers_have_no_fraction_and_large_numbers_are_exact() -> None:
     assert format_value(85899345920.0) == "85899345920"
     assert format_value(0.1) == "0.1"
+    assert [format_value(each) for each in (3, True, 0.0, -0.0, -2.0, 1e15)] == [
+        "3",
+        "1",
+        "0",
+        "0",
+        "-2",
+        "1" + 15 * "0",
+    ]
     assert not math.isinf(float(format_value(1e300)))

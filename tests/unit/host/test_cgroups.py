@@ -88,6 +88,14 @@ def test_a_cgroup_that_a_pod_creates_below_its_own_still_belongs_to_the_pod(tmp_
     assert cgroups.find({("pod", OTHER)}) == {("pod", OTHER): PurePosixPath(real)}
 
 
+def test_the_work_of_a_login_is_not_counted_for_a_job_or_pod_that_its_cgroup_names(tmp_path: Path) -> None:
+    manager = "user.slice/user-1000.slice/user@1000.service"
+    cgroups = v2(tmp_path, f"{manager}/job_42/step_0", cpu__stat="usage_usec 1\n")
+    write(tmp_path / manager / f"pod{UID}", cpu__stat="usage_usec 1\n")
+    assert cgroups.find({POD, ("job", "42")}) == {}
+    assert cgroups.list_pods({UID}) == {}
+
+
 def test_a_cgroup_search_follows_no_links_and_has_a_depth_limit(tmp_path: Path) -> None:
     deep = "/".join(["a"] * DEPTH_MAX) + f"/pod{UID}"
     cgroups = v2(tmp_path, deep, cpu__stat="usage_usec 1\n")
@@ -131,17 +139,24 @@ def test_pods_with_a_cgroup_are_listed_in_every_layout(layout: str, version: str
         write(tmp_path, cgroup__controllers="cpu io\n")
     write(root / place_of(layout, UID))
     write(root / "system.slice" / "sshd.service")
-    assert Cgroups(tmp_path).list_pods({UID, OTHER}) == {UID}
-    assert Cgroups(tmp_path).list_pods(set()) == set()
+    found = Cgroups(tmp_path).list_pods({UID, OTHER})
+    assert found is not None and found.keys() == {UID}
+    assert found[UID] in PurePosixPath(place_of(layout, UID)).parents
+    assert Cgroups(tmp_path).list_pods(set()) == {}
+    inside = next(each for each in found[UID].parents if each.name.removesuffix(".slice").endswith("kubepods"))
+    write(root / place_of(layout, OTHER))
+    assert Cgroups(tmp_path).list_pods_inside(inside) == {UID, OTHER}
+    assert Cgroups(tmp_path).list_pods_inside(PurePosixPath("nowhere")) is None
 
 
 def test_an_incomplete_cgroup_search_does_not_list_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Cgroups(tmp_path / "nowhere").list_pods({UID}) is None
     assert Cgroups(tmp_path).list_pods({UID}) is None  # neither version 1 nor 2
+    place = PurePosixPath(place_of("systemd", UID)).parent
     cgroups = v2(tmp_path, place_of("systemd", UID))
     for name in "abc":
         write(tmp_path / name)
-    assert cgroups.list_pods({UID, OTHER}) == {UID}
+    assert cgroups.list_pods({UID, OTHER}) == {UID: place}
     monkeypatch.setattr("gpu_exporter.diagnosis.host.cgroups.FOLDERS_MAX", 4)
     assert cgroups.list_pods({UID, OTHER}) is None
     monkeypatch.undo()
@@ -154,4 +169,4 @@ def test_an_incomplete_cgroup_search_does_not_list_pods(tmp_path: Path, monkeypa
 
     monkeypatch.setattr("os.scandir", refuse)
     assert cgroups.list_pods({UID, OTHER}) is None
-    assert cgroups.list_pods({UID}) == {UID}  # a pod that is found is present
+    assert cgroups.list_pods({UID}) == {UID: place}  # a pod that is found is present

@@ -339,7 +339,7 @@ def test_a_file_on_which_the_job_holds_a_lease_is_refused_at_once(site: Site, ca
     finally:
         holder.kill()
         holder.communicate()
-    assert "run-a.json is ignored: another process holds a lease on it" in caplog.text
+    assert "run-a.json is ignored: another process holds a file lease on it" in caplog.text
 
 
 def test_a_file_that_vanishes_while_the_folder_is_listed_costs_only_itself(
@@ -490,7 +490,7 @@ def test_a_folder_that_does_not_answer_costs_only_its_own_job(
         assert {"2", "4"} == set(jobs.noted)
         assert jobs.readers() == 3
         said = [record.getMessage() for record in caplog.records]
-        text = "training of job {}: its folder has not answered for 60 s: it is skipped until it answers"
+        text = "training of job {}: its folder has not answered for 60 s: the exporter skips it until it answers"
         assert said == [text.format(1), text.format(3)]
         for job in ("3", "1"):
             hanging.answer(job)
@@ -504,7 +504,9 @@ def test_no_more_than_two_readers_are_left_behind(
 ) -> None:
     hanging = Hanging(monkeypatch, {"1", "2", "3"})
     with Jobs(site, monkeypatch, "1", "2", "3", "4") as jobs:
-        jobs.until(lambda: "no reports of any job are read until one of 3 such folders answers" in caplog.text)
+        jobs.until(
+            lambda: "3 folders do not answer now, and until one of them does, the exporter reads no" in caplog.text
+        )
         start = site.clock.monotonic()
         jobs.until(lambda: site.clock.monotonic() - start > 600.0)
         assert jobs.readers() == 3 and jobs.noted == [] and len(caplog.records) == 3
@@ -529,5 +531,6 @@ def test_a_folder_on_a_file_system_that_may_never_answer_is_not_opened(
     assert not hanging.waiting
     (record,) = caplog.records
     assert record.getMessage() == (
-        "training of job 1: its folder is not read, because fuse.sshfs\ufffd[31m is mounted there, which may never answer"
+        "training of job 1: the exporter does not read its folder, because "
+        "fuse.sshfs\ufffd[31m is mounted there and may never answer"
     )

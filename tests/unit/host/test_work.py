@@ -89,10 +89,10 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_without_a_limit_a_holders_cpus_are_its_share_by_gpus(machine: Machine) -> None:
     assert machine.spend(60, 8.0) is None  # the first read is after 30 s
-    assert machine.spend(30, 8.0, 1000) == HostWork(0.5, 500.0)  # two of eight GPUs: 16 of 64 CPUs
-    assert machine.spend(600, 40.0) == HostWork(1.0, 0.0)  # no limit keeps it to these CPUs
+    assert machine.spend(30, 8.0, 1000) == HostWork(0.5, 500.0, 16.0)  # two of eight GPUs: 16 of 64 CPUs
+    assert machine.spend(600, 40.0) == HostWork(1.0, 0.0, 16.0)  # no limit keeps it to these CPUs
     machine.write(cpu__max="400000 100000\n")
-    assert machine.spend(600, 1.0) == HostWork(0.25, 0.0)
+    assert machine.spend(600, 1.0) == HostWork(0.25, 0.0, 4.0)
 
 
 def test_host_work_is_forgotten_after_ten_minutes(machine: Machine) -> None:
@@ -100,14 +100,14 @@ def test_host_work_is_forgotten_after_ten_minutes(machine: Machine) -> None:
     half = machine.spend(300, 0.0)
     assert half is not None
     assert half.cpu_ratio == pytest.approx(0.5)
-    assert machine.spend(300, 0.0) == HostWork(0.0, 0.0)
+    assert machine.spend(300, 0.0) == HostWork(0.0, 0.0, 16.0)
 
 
 def test_a_recreated_cgroup_starts_a_new_mean(machine: Machine) -> None:
     machine.spend(600, 16.0)
     machine.cpu_s = 1.0
     assert machine.spend(30, 0.0) is None
-    assert machine.spend(60, 0.0) == HostWork(0.0, 0.0)
+    assert machine.spend(60, 0.0) == HostWork(0.0, 0.0, 16.0)
 
 
 def test_a_holder_whose_cgroup_ended_has_no_value_and_is_searched_again(machine: Machine) -> None:
@@ -119,7 +119,7 @@ def test_a_holder_whose_cgroup_ended_has_no_value_and_is_searched_again(machine:
     machine.works.read(HELD, 8)
     assert machine.works.works == {}
     machine.begin()
-    assert machine.spend(150, 16.0) == HostWork(1.0, 0.0)
+    assert machine.spend(150, 16.0) == HostWork(1.0, 0.0, 16.0)
 
 
 def test_holders_without_a_cgroup_are_searched_at_growing_intervals(machine: Machine) -> None:
@@ -140,7 +140,7 @@ def test_holders_without_a_cgroup_are_searched_at_growing_intervals(machine: Mac
     assert [round(at - begun) for at in searches] == [0, 120, 360, 840, 1800, 2760]
     machine.works.read([*HELD, other], 8)
     machine.spend(120, 16.0)
-    assert machine.works.works == {JOB: HostWork(1.0, 0.0)}
+    assert machine.works.works == {JOB: HostWork(1.0, 0.0, 16.0)}
 
 
 def test_the_work_of_ended_holders_is_forgotten(machine: Machine) -> None:
@@ -172,7 +172,7 @@ def test_a_fault_in_the_search_for_progress_keeps_the_values(machine: Machine) -
         raise KeyError("a bug")
 
     machine.loop().run(stop, quiet_node()._replace(list_suspects=fail))
-    assert machine.works.works == {JOB: HostWork(1.0, 0.0)}
+    assert machine.works.works == {JOB: HostWork(1.0, 0.0, 16.0)}
 
 
 def test_a_node_publishes_host_work_on_each_gpu_of_the_holder(tmp_path: Path) -> None:
@@ -193,6 +193,7 @@ def test_a_node_publishes_host_work_on_each_gpu_of_the_holder(tmp_path: Path) ->
     rows = {s.family.name: [value for _, value in s.rows] for s in list_series(view) if "_host_" in s.family.name}
     assert rows == {
         "gpu_allocation_host_activity_ratio": [0.5, 0.5],
+        "gpu_allocation_host_cpus": [64.0, 64.0],
         "gpu_allocation_host_io_bytes_per_second": [0.0, 0.0],
     }
     node.clock.advance(30.0)  # no source confirms the job any more

@@ -180,3 +180,27 @@ def test_reading_the_file_again_keeps_a_gpu_that_could_not_be_saved(tmp_path: Pa
     again.note([A, late])
     again.load()
     assert set(again.devices) == {"GPU-a", "GPU-d"}
+
+
+def test_the_most_links_that_were_up_are_kept_until_the_gpu_is_forgotten(tmp_path: Path) -> None:
+    seen(tmp_path, "boot-1", A._replace(links=18), B)
+    for boot in ("boot-1", "boot-2"):
+        for links in (0, 17):
+            book = seen(tmp_path, boot, A._replace(links=links), B)
+            assert [device.links for device in book.devices.values()] == [18, 0]
+    assert forget(tmp_path, A.uuid)
+    assert [device.links for device in seen(tmp_path, "boot-2", A._replace(links=4), B).devices.values()] == [0, 4]
+
+
+def test_a_list_without_links_is_read_and_one_with_absurd_links_is_damaged(tmp_path: Path) -> None:
+    seen(tmp_path, "boot-1", A)
+    path = tmp_path / "devices.json"
+    text = path.read_text("utf-8")
+    path.write_text(text.replace(',\n   "links": 0', ""), encoding="utf-8")
+    assert "links" not in path.read_text("utf-8")
+    assert seen(tmp_path, "boot-1").devices == {A.uuid: A}
+    path.write_text(text.replace('"links": 0', '"links": 0, "of_a_newer_release": []'), encoding="utf-8")
+    assert seen(tmp_path, "boot-1").devices == {A.uuid: A}
+    for absurd in ("-1", "1000000", "true", "null"):
+        path.write_text(text.replace('"links": 0', f'"links": {absurd}'), encoding="utf-8")
+        assert seen(tmp_path, "boot-1").devices == {}

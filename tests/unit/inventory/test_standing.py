@@ -80,7 +80,7 @@ def test_a_card_whose_probe_failed_at_boot_is_missing(host: Host) -> None:
     assert before.answers(0, 1) == []
     host.start()
     host.put(1, "")
-    assert said(host.answers(0)) == {ADDRESSES[1]: "bound to no kernel driver, and seen here before the last boot"}
+    assert said(host.answers(0)) == {ADDRESSES[1]: "bound to no kernel driver; it answered here before the last boot"}
     host.keeper.note_failed_probes([ADDRESSES[1]])
     assert "its probe failed" in said(host.answers(0))[ADDRESSES[1]]
 

@@ -229,21 +229,17 @@ def test_no_holder_is_idle_if_the_driver_leaves_a_working_process_out() -> None:
     assert shared.totals(B).idle_s == 5.0
 
 
-def test_shares_that_exceed_the_gpus_utilization_are_scaled_down() -> None:
+@pytest.mark.parametrize(
+    ("ratios", "others", "found"), [({A: 0.9, B: 0.6}, None, (1.5, 1.0, 0.0)), ({A: 0.6}, 0.4, (1.5, 0.0, 1.0))]
+)
+def test_shares_that_exceed_the_gpus_utilization_are_scaled_down(
+    ratios: dict[Holder, float], others: float | None, found: tuple[float, ...]
+) -> None:
     shared = Shared(A, B)
-    shared.period(0.5, {A: 0.9, B: 0.6})
+    shared.period(0.5, ratios, others=others)
     shared.settle()
-    assert shared.totals(A).busy_s == pytest.approx(5 * 0.3)
-    assert shared.totals(B).busy_s == pytest.approx(5 * 0.2)
-    assert shared.unit().unattributed_s == pytest.approx(0.0)
-
-
-def test_unattributed_shares_are_scaled_down_too() -> None:
-    shared = Shared(A, B)
-    shared.period(0.5, {A: 0.6}, others=0.4)
-    shared.settle()
-    assert shared.totals(A).busy_s == pytest.approx(5 * 0.3)
-    assert shared.unit().unattributed_s == pytest.approx(5 * 0.2)
+    busy = shared.totals(A).busy_s, shared.totals(B).busy_s, shared.unit().unattributed_s
+    assert busy == pytest.approx(found)
 
 
 def test_the_newest_utilization_of_a_sharer_expires() -> None:

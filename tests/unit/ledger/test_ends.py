@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
@@ -93,6 +93,45 @@ def test_jobs_directly_after_one_another_each_get_their_own_time(length: float) 
     assert sum(each.known_s for each in guessed.values()) < 0.9 * sum(each.known_s for each in found.values())
 
 
+@pytest.mark.parametrize("late", [0.0, 0.4, 3.9])
+@pytest.mark.parametrize("was_seen", [False, True])
+def test_an_end_that_is_reported_after_its_successor_was_polled_keeps_its_hours_and_no_time_counts_twice(
+    was_seen: bool, late: float
+) -> None:
+    """As when a poll comes while the epilog still runs, so that the epilog's date is late."""
+    first, second = chain(UNITS[0], [(0.0, 7.0), (0.0, 20.0)])
+    third = Job(3, UNITS[0], START + 2.0, START + 9.0 + late)  # begins before the end of the first, as with shards
+    polls: list[tuple[float, list[Job], list[ConfirmedAllocation]]] = [
+        (10.0, [second], []),
+        (15.0, [second], [first.entry(first.end + late)]),
+        (20.0, [second], [third.entry(third.end)]),
+    ]
+    ledger = Ledger(RULES, START)
+    for now, held, ended in [(5.0, [first], [])] * was_seen + polls:
+        ledger.charge_poll(START + now, WALL, [job.entry(START + now) for job in held], ended)
+    found = {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()}
+    assert {"u1": found["u1"], "u2": found["u2"]} == {"u1": pytest.approx(7.0), "u2": pytest.approx(12.0)}
+    assert sum(found.values()) == pytest.approx(19.0), "the time from the start of the first job to the last poll"
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_nameless_holder_that_one_answer_showed_takes_no_hours_from_the_job(is_listed: bool) -> None:
+    """As when slurmctld reports a GPU in use before it lists the job, and no prolog writes files."""
+    (job,) = chain(UNITS[0], [(0.0, 18.0)])
+    nameless = Holder(HolderKey("slurm", "lab/hidden/0"), identity="hidden")
+    ledger = Ledger(RULES, START)
+    ledger.charge_poll(START, WALL, [])
+    hidden = ConfirmedAllocation(Allocation(UNITS[0], nameless, running=False), START + 5.0, None)
+    for now in (5.0, 10.0):
+        ledger.charge_poll(START + now, WALL, [hidden])
+    if is_listed:
+        ledger.charge_poll(START + 15.0, WALL, [job.entry(START + 15.0)])
+    ledger.charge_poll(START + 20.0, WALL, [], [job.entry(job.end)])
+    found = {tenant.user: totals for tenant, totals in ledger.tenants.totals()}
+    assert found["u1"].held_s == pytest.approx(18.0)
+    assert (found["u1"].idle_s, found["u1"].known_s, found[""].held_s) == (0.0, 0.0, 0.0)
+
+
 def test_an_end_ends_an_idle_run_and_no_other_holder_gets_it() -> None:
     jobs = chain(UNITS[0], [(0.0, 7.0), (0.0, 400.0)])
     node = Node(jobs)
@@ -148,3 +187,120 @@ def test_hours_of_tenants_are_those_of_their_jobs_and_never_exceed_the_gpus(
         held = sum(found[f"u{job.number}"].held_s for job in jobs if job.unit == unit)
         assert held <= last - START + 1e-6
     assert not node.ledger.holders(HolderPresence.PRESENT)
+
+
+class Late(NamedTuple):
+    """A job, and how much later its epilog reports the end (seconds, less than an interval of polls)."""
+
+    pause: float
+    length: float
+    late: float
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.builds(Late, st.floats(0.0, 6.0), st.floats(0.3, 13.0), st.floats(0.0, 3.9)), min_size=1, max_size=9),
+    st.sets(st.integers(1, 30), max_size=6),
+    st.booleans(),
+)
+@example([Late(0.0, 1.5, 0.0), Late(0.0, 8.0, 7.0), Late(0.0, 5.0, 0.0)], set(), True)
+@example([Late(0.0, 1.0, 2.0), Late(0.0, 2.0, 7.0), Late(0.0, 4.0, 3.9)], set(), True)
+@example([Late(0.0, 6.0, 3.0), Late(0.0, 1.0, 0.5)], set(), True)
+def test_late_epilogs_and_lost_polls_never_count_time_of_a_whole_gpu_twice_and_lose_no_job_silently(
+    lengths: list[Late], lost_polls: set[int], knows_ends: bool
+) -> None:
+    jobs = chain(UNITS[0], [(each.pause, each.length) for each in lengths])
+    ends = {job: float(math.floor(job.end + each.late)) for job, each in zip(jobs, lengths, strict=True)}
+    ledger, missed, told = Ledger(RULES, START), set[HolderKey](), set[Job]()
+    ledger.charge_poll(START, WALL, [])
+    last, number, now = max(ends.values()) + 20.0, 0, START
+    while now < last:
+        now, number = now + 5.0, number + 1
+        if number in lost_polls:
+            continue
+        held = [job.entry(now) for job in jobs if job.begin <= now < job.end]
+        over = [job for job, each in zip(jobs, lengths, strict=True) if job.end + each.late <= now and job not in told]
+        told.update(over)
+        ended = [job.entry(ends[job]) for job in over] if knows_ends else []
+        missed |= {key for _, key in ledger.charge_poll(now, WALL + now, held, ended)}
+    found = {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()}
+    in_use, until = 0.0, 0.0
+    for job in jobs:
+        begin, end = math.floor(job.begin), ends[job] if knows_ends else last
+        in_use, until = in_use + max(0.0, end - max(begin, until)), max(end, until)
+    assert sum(found.values()) <= in_use + 1e-6
+    for job in jobs if knows_ends and not lost_polls else ():
+        is_counted = found.get(job.holder.user, 0.0) > 0.0 or job.holder.key in missed
+        assert is_counted or ends[job] <= math.floor(job.begin), (job, found)
+
+
+def test_a_short_job_on_a_part_of_a_gpu_beside_another_job_is_missed_and_never_counted_twice() -> None:
+    """Nobody knows which of them used the GPU, and the hours of a GPU count once."""
+    long, short = Job(1, UNITS[0], START + 1.0, START + 50.0), Job(2, UNITS[0], START + 6.0, START + 9.0)
+    ledger = Ledger(RULES, START)
+    for now in (5.0, 10.0, 15.0):
+        ended = [short.entry(short.end, "shard")] if now == 10.0 else []
+        lost = ledger.charge_poll(START + now, WALL, [long.entry(START + now, "shard")], ended)
+        assert lost == {entry.id for entry in ended}
+    assert {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()} == {"u1": 14.0}
+
+
+def test_a_job_whose_account_was_dropped_gets_no_time_again() -> None:
+    """The ledger keeps few absent holders. The end of a dropped one comes after those of its successors."""
+    first, *others = chain(UNITS[0], [(0.0, 6.0), *[(0.0, 0.5)] * 6])
+    ledger = Ledger(RULES, START)
+    ledger.charge_poll(START + 5.0, WALL, [first.entry(START + 5.0)])
+    ledger.charge_poll(START + 10.0, WALL, [], [job.entry(job.end) for job in others])
+    ledger.charge_poll(START + 15.0, WALL, [], [first.entry(START + 10.9)])
+    assert sum(totals.held_s for _, totals in ledger.tenants.totals()) <= 10.0 + 1e-6
+
+
+def test_a_job_that_ended_before_the_late_epilog_of_its_predecessor_keeps_its_time() -> None:
+    """Both ends are reported at the same poll, and the later job ended first."""
+    first, second = chain(UNITS[0], [(0.0, 6.0), (0.0, 1.0)])
+    ledger = Ledger(RULES, START)
+    ledger.charge_poll(START + 5.0, WALL, [first.entry(START + 5.0)])
+    lost = ledger.charge_poll(START + 10.0, WALL, [], [first.entry(START + 9.0), second.entry(second.end)])
+    assert {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()} == {"u1": 6.0, "u2": 1.0}
+    assert not lost
+
+
+def test_work_around_a_late_epilog_is_unknown_and_never_idle() -> None:
+    """A poll between the begin of the second job and the epilog of the first shows only the second."""
+    first, second = chain(UNITS[0], [(0.0, 6.0), (0.0, 30.0)])
+    ledger = Ledger(RULES, START)
+    for at in range(1, 36):
+        now = START + at
+        ledger.record(Activity(UNITS[0], (Span(now - 1.0, now, 1.0, (), 3),), 3))
+        if at % 5 == 0:
+            held = (first if at == 5 else second).entry(now)
+            ledger.charge_poll(now, WALL, [held], [first.entry(START + 9.9)] if at == 15 else [])
+    found = {tenant.user: (totals.held_s, totals.known_s, totals.idle_s) for tenant, totals in ledger.tenants.totals()}
+    assert found == {"u1": (6.0, 4.0, 0.0), "u2": (28.0, 23.0, 0.0)}
+
+
+@pytest.mark.parametrize(("share", "held"), [("none", {"u1": 13.0, "u2": 11.0}), ("shard", {"u1": 24.0, "u2": 11.0})])
+def test_a_job_that_is_shown_again_during_its_slow_epilog_gets_no_time_of_the_job_in_between(
+    share: str, held: dict[str, float]
+) -> None:
+    """While two files name one GPU, the newer file counts. When the newer job has ended, the older file counts again.
+    Sharers of a GPU hold it at the same time.
+    """
+    first, second = chain(UNITS[0], [(0.0, 9.0), (0.0, 11.0)])
+    ledger = Ledger(RULES, START)
+    for now, job in ((5.0, first), (10.0, first), (15.0, second), (20.0, second), (25.0, first)):
+        ended = [second.entry(second.end, share)] if now == 25.0 else []
+        ledger.charge_poll(START + now, WALL, [job.entry(START + now, share)], ended)
+    assert {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()} == held
+
+
+def test_the_time_of_a_job_that_was_shown_again_is_taken_before_and_after_the_job_in_between() -> None:
+    """The epilog of an even older job ends last. All of its time belongs to the later jobs by now."""
+    oldest, first, second = chain(UNITS[0], [(0.0, 0.5), (0.5, 8.0), (0.0, 11.0)])
+    ledger = Ledger(RULES, START)
+    for now, job in ((5.0, first), (10.0, first), (15.0, second), (20.0, second), (25.0, first), (30.0, first)):
+        ended = {25.0: [second.entry(second.end)], 30.0: [oldest.entry(START + 30.0)]}.get(now, [])
+        ledger.charge_poll(START + now, WALL, [job.entry(START + now)], ended)
+    found = {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()}
+    assert found.pop("u1", 0.0) <= 1.0
+    assert found == {"u2": 17.0, "u3": 11.0}

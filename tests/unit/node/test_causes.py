@@ -9,8 +9,7 @@ import pytest
 from tests.testbed.simulated_node import SimulatedNode
 
 from gpu_exporter.agent.devices.scenario import parse_scenario
-from gpu_exporter.agent.exposition.json_format import render_json
-from gpu_exporter.agent.exposition.rows import list_rows
+from gpu_exporter.agent.exposition.json_format import list_rows, render_json
 from gpu_exporter.agent.exposition.series import list_series
 from gpu_exporter.common.model.evidence import HostEvidence
 from gpu_exporter.common.model.readings import GpuProcess, ProcessList

@@ -30,6 +30,9 @@ class Node:
         self.times.append(self._clock.monotonic())
         self._after(len(self.times))
 
+    def take_ended(self, *, at_once: bool) -> tuple[()]:
+        return ()
+
     @property
     def ledger(self) -> Node:
         return self

@@ -27,8 +27,8 @@ from gpu_exporter.agent.attribution.numbers import KEEP_S
 from gpu_exporter.agent.attribution.resolve import Resolution
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.agent.exposition.holders import render_holders
+from gpu_exporter.agent.exposition.json_format import list_rows
 from gpu_exporter.agent.exposition.page import render_page
-from gpu_exporter.agent.exposition.rows import list_rows
 from gpu_exporter.agent.exposition.series import list_series
 from gpu_exporter.agent.ledger.state import StateFile
 from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
@@ -169,7 +169,7 @@ def test_a_gpu_in_use_without_a_holder_is_not_free() -> None:
     view = node.run(30)
     assert values(view, "gpu_allocated") == [1.0, 0.0], "no source of holders has it"
     row = list_rows(view)[1]
-    assert (row.state, row.why) == ("unknown", "in use, but its holder is unknown")
+    assert (row.state, row.why) == ("unknown", "in use by an unknown holder")
 
 
 def test_a_unit_is_free_only_if_nothing_was_on_it_in_the_last_readings() -> None:
@@ -178,9 +178,9 @@ def test_a_unit_is_free_only_if_nothing_was_on_it_in_the_last_readings() -> None
     node = node_of(IDLE, IDLE, burst, holders=[JOB])
     view = node.run(62)
     states = [row.state for row in list_rows(view)]
-    assert (states[1:], list_rows(view)[2].why) == (["free", "unknown"], "in use, but its holder is unknown")
+    assert (states[1:], list_rows(view)[2].why) == (["free", "unknown"], "in use by an unknown holder")
     lines = render_holders(view).splitlines()
-    assert "(free)" in lines[2] and lines[3].endswith("  in use, but its holder is unknown") and "(unknown)" in lines[3]
+    assert "(free)" in lines[2] and lines[3].endswith("  in use by an unknown holder") and "(unknown)" in lines[3]
     assert "<b>1</b>Free" in render_page(view, node.state.history)
     view = node.run(60)
     assert [row.state for row in list_rows(view)][1:] == ["free", "free"], "it has been quiet since"
@@ -188,7 +188,7 @@ def test_a_unit_is_free_only_if_nothing_was_on_it_in_the_last_readings() -> None
     facts = gpu.snapshot.facts._replace(compute_processes=1.0)
     view = view._replace(gpus=(gpu._replace(snapshot=gpu.snapshot._replace(facts=facts)), view.gpus[2]))
     assert [(row.state, row.why) for row in list_rows(view)] == [
-        ("unknown", "a process is on it, but its holder is unknown"),
+        ("unknown", "a process of an unknown holder has opened it"),
         ("free", ""),
     ]
     withheld = view._replace(gpus=(view.gpus[0]._replace(withheld=True),))
@@ -206,10 +206,10 @@ def test_a_gpu_that_its_scheduler_does_not_offer_is_not_free() -> None:
     assert values(view, "gpu_allocated") == [1.0], "a held GPU is never free"
     shown = [(row.gpu, row.state, row.why.partition(":")[0]) for row in list_rows(view)[1:]]
     assert shown == [
-        ("1", "unknown", "the kubelet does not offer it to pods"),
+        ("1", "unknown", "the kubelet does not offer this GPU or instance to pods"),
         ("2", "mig", ""),
         ("2:1/0", "free", ""),
-        ("2:2/0", "unknown", "the kubelet does not offer it to pods"),
+        ("2:2/0", "unknown", "the kubelet does not offer this GPU or instance to pods"),
     ]
     node.offers = [Grant("uuid", "GPU-of-another-node", nobody)]
     assert values(node.run(30), "gpu_allocatable") == []
@@ -283,7 +283,8 @@ def test_an_instance_whose_processes_were_not_read_is_not_free() -> None:
     node.run(5)
     board = node.readings[0]
     unit = UnitId(board.identity.uuid, board.instances[0].uuid)
-    resolution = Resolution([], [], [], {}, {unit: "pod ml/done"}, [])
+    done = Grant("uuid", unit.mig_uuid, Holder(HolderKey("kubernetes", "done"), "ml", "done"))
+    resolution = Resolution([], [], [], {}, {unit: done}, [])
     for known, listed, left in (
         (True, (), False),
         (False, (), True),

@@ -39,7 +39,9 @@ def test_a_witness_is_named_only_if_it_ended_the_idle_run() -> None:
     node.run(600)
     node.run(90, sample=False)
     late = only(node.run(60)).verdict.evidence
-    assert late.startswith("utilization 0, but idle only for ") and late.endswith(": the time before is not known")
+    assert late.startswith("utilization 0, but idle only for ") and late.endswith(
+        ": the time before the idle time is unknown"
+    )
 
 
 def test_a_hung_gpu_has_no_values_from_the_moment_when_the_hang_is_detected() -> None:
@@ -184,3 +186,13 @@ def test_writes_of_the_state_are_dated_and_failures_are_counted(tmp_path: Path) 
 
 def test_without_a_state_directory_the_status_has_no_state() -> None:
     assert NodeState(Settings(), ManualClock()).writes is None
+
+
+def test_the_name_from_before_a_second_gpu_had_the_uuid_is_forgotten() -> None:
+    """Otherwise a scheduler's grant for this UUID would be given to a GPU that is no longer shown."""
+    node = node_of({"model": "H100"}, holders=[])
+    node.run(5)
+    (placed,) = node.placed().values()
+    own, twin = placed.snapshot.identity, placed.snapshot.identity.told_apart
+    node.state.on_snapshot(placed.snapshot.rename(twin))
+    assert set(node.state.known()) == {twin.uuid} != {own.uuid}

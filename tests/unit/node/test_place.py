@@ -94,6 +94,37 @@ def test_a_gpu_that_left_the_drivers_list_is_lost_and_keeps_its_name() -> None:
     assert (placed["GPU-a"].snapshot.monotonic, placed["GPU-a"].snapshot.wall) == (100.0, 1010.0)
 
 
+def test_a_lost_gpu_whose_index_another_gpu_has_is_named_by_its_address() -> None:
+    renumbered = B._replace(index=0)
+    driver = DriverView({0: Position(renumbered, DeviceSnapshot(renumbered, 90.0, 1000.0, up=True))})
+    placed = place(driver, expected(A, B), {}, 100.0, 1010.0)
+    assert [each.snapshot.identity.label for each in placed.values()] == ["0", ADDRESS["GPU-a"]]
+
+
+def test_a_gpu_of_others_is_not_shown_also_if_it_was_known() -> None:
+    others = Position(error="nvmlDeviceGetHandleByIndex answered NVML_ERROR_NO_PERMISSION", denied=True)
+    driver = DriverView({0: others, 1: Position(B, DeviceSnapshot(B, 90.0, 1000.0, up=True))})
+    for inventory in (Inventory(), expected(A, B), expected(A, B, functions=bound(a="nvidia", b="nvidia"))):
+        assert shown(driver, inventory) == {"GPU-b": "up"}
+        assert count_expected(driver, inventory) == 1
+    refused = DriverView({**driver.positions, 1: LOST._replace(identity=B)})
+    assert count_expected(refused, expected(A, B)) == 1, "the other GPU is still expected"
+
+
+def test_the_bus_decides_which_gpu_is_at_a_denied_position() -> None:
+    """A is gone, and B got its position, which this process may not use."""
+    driver = DriverView({0: Position(error="NVML_ERROR_NO_PERMISSION", denied=True)})
+    gone = expected(A, B, functions=bound(b="nvidia"), seen=frozenset(("GPU-a", "GPU-b")))
+    assert shown(driver, gone) == {"GPU-a": FELL_OFF}
+    assert count_expected(driver, gone) == 1
+
+
+def test_a_name_from_before_a_second_gpu_had_the_uuid_is_no_lost_gpu() -> None:
+    twin = A.told_apart
+    driver = DriverView({0: Position(twin, DeviceSnapshot(twin, 90.0, 1000.0, up=True))})
+    assert shown(driver, expected(A)) == {twin.uuid: "up"}
+
+
 def test_a_place_without_a_name_explains_a_missing_gpu_or_is_shown_alone() -> None:
     driver = DriverView({0: Position(error="handle: GPU is lost")})
     assert shown(driver, expected(A)) == {"GPU-a": "handle: GPU is lost"}

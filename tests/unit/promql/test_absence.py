@@ -51,7 +51,7 @@ def test_no_series_ever_asks_for_a_scrape_job_and_for_the_label_release() -> Non
     found = Api().explain()
     assert (found.kind, found.seen) == (
         "never",
-        'no gpu-exporter series match {job="gpu-exporter"}: Prometheus has had none with any label in the last 7d, and has '
+        'no gpu-exporter series match {job="gpu-exporter"}: Prometheus has had no such series in the last 7d, and has '
         "no target that matches (no series `up`)",
     )
     assert "alerts/prometheus.example.yaml" in found.to_do and "often `release`: kubectl get podmonitors" in found.to_do
@@ -62,7 +62,7 @@ def test_without_a_matcher_the_targets_of_other_jobs_are_not_blamed() -> None:
     found = api.explain("")
     assert (found.kind, found.seen) == (
         "never",
-        "there are no gpu-exporter series: Prometheus has had none with any label in the last 7d",
+        "there are no gpu-exporter series: Prometheus has had no such series in the last 7d",
     )
     assert not any("up{" in query for query in api.asked)
 
@@ -72,7 +72,7 @@ def test_targets_that_are_down_are_named_with_the_last_series() -> None:
     assert (found.kind, found.seen) == (
         "down",
         'no gpu-exporter series match {job="gpu-exporter"}: 4 of 5 targets do not answer (up is 0): n0 (10.0.0.1:9836), n1 '
-        "(10.0.0.1:9836), n2 (10.0.0.1:9836) and 1 more; the last series was there at 2023-11-14 22:03Z, 10m ago",
+        "(10.0.0.1:9836), n2 (10.0.0.1:9836) and 1 more; the last series ended at 2023-11-14 22:03Z, 10m ago",
     )
 
 
@@ -112,7 +112,7 @@ def test_an_exporter_without_a_target_is_gone_and_says_when_it_was_last_seen() -
     found = Api(past=[({"job": "gpu-exporter"}, NOW - 3 * 86400.0)]).explain()
     assert (
         found.kind,
-        "the last one was there at 2023-11-11 22:13Z, 3d ago, and Prometheus has none" in found.seen,
+        "the last series ended at 2023-11-11 22:13Z, 3d ago, and Prometheus now has no" in found.seen,
     ) == (
         "gone",
         True,
@@ -136,7 +136,7 @@ def test_values_of_the_selected_labels_are_listed_at_most_five() -> None:
 
 def test_series_with_other_labels_that_have_ended_are_not_series_of_now() -> None:
     found = Api(before=[({"job": "agents"}, 4.0)]).explain()
-    assert (found.kind, 'exporters had series with job="agents" in the last 7d, and have none now' in found.seen) == (
+    assert (found.kind, 'exporters with job="agents" had series in the last 7d, and have none now' in found.seen) == (
         "gone",
         True,
     )
@@ -147,7 +147,7 @@ def test_other_exporters_are_named_and_do_not_suffice(metric: str, exporter: str
     found = Api(others=[({"__name__": metric}, 200.0), ({"__name__": "what_was_not_asked_for"}, 1.0)]).explain()
     assert found.kind == "others"
     assert found.seen.endswith(f"only series of other exporters: 200 × {metric} of {exporter}")
-    assert found.to_do.startswith("They do not suffice here")
+    assert found.to_do.startswith("These series do not show which holder")
 
 
 def test_what_the_monitors_show_replaces_the_command_that_would_show_it() -> None:
@@ -183,15 +183,15 @@ def test_there_is_no_gap_where_nothing_is_missing() -> None:
 
 def test_a_young_history_says_since_when_it_watches_and_when_the_answer_is_complete() -> None:
     assert gaps(since=[({}, NOW - 420.0)])["young"] == (
-        "Prometheus has watched the exporters since 2023-11-14 22:06Z, for 7m. A holder is named after 1h without activity, so "
-        "this answer is complete from 2023-11-14 23:06Z on"
+        "Prometheus has series of the exporters only since 2023-11-14 22:06Z, for 7m. A holder appears here after 1h without activity, "
+        "so this answer is complete from 2023-11-14 23:06Z on"
     )
     assert "for 0s. " in gaps(since=[])["young"], "no minute has begun since the first sample"
 
 
 def test_exporters_without_a_holder_name_the_source_that_does_not_answer() -> None:
     sources = [({"source": "slurm"}, 0.0), ({"source": "kubelet"}, 1.0)]
-    assert "a source of holders does not answer everywhere: slurm. " in gaps(holders=[], sources=sources)["unheld"]
+    assert "on some nodes a source of holders does not answer: slurm. " in gaps(holders=[], sources=sources)["unheld"]
     assert "every source of holders answers" in gaps(holders=[], sources=sources[1:])["unheld"]
     assert "no exporter has a source of holders" in gaps(holders=[])["unheld"]
 

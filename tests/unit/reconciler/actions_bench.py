@@ -15,9 +15,10 @@ from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.actions import warnings as warnings_module
 from gpu_exporter.reconciler.actions.acts import Acts
+from gpu_exporter.reconciler.actions.ends import Ends
 from gpu_exporter.reconciler.actions.gates import Gates
 from gpu_exporter.reconciler.actions.journal import KEY, Journal, parse
-from gpu_exporter.reconciler.actions.proofs import Warned, Work
+from gpu_exporter.reconciler.actions.proofs import Shown, Warned, Work
 from gpu_exporter.reconciler.actions.runner import (
     ActionRunner,
     Parts,
@@ -81,6 +82,9 @@ class Bench:
         self.asked = self.asked_about = 0
         self.result: Exception | None = None  # of the act
         self.sights: list[str] = []  # results of `look`, one per call; then DONE
+        self.left = ""  # what the scheduler still shows of what was ended
+        self.shown: dict[HolderName, Shown] = {}  # what the exporters still show
+        self.silent: set[str] = set()  # nodes whose exporter is silent
         self.untold: list[Exception] = []  # errors of `tell`, one per call; then none
         self.target: dict[str, Any] = {}  # further fields of its target
         self.parts: Sequence[Part] | None = None
@@ -107,12 +111,21 @@ class Bench:
         actors: Any = {"kubernetes": self}
         proofs: Any = self
         record: Any = self.record
-        acts = Acts(Journal(self.texts), actors, record, self.audit, self, self.clock)
+        self.acts = Acts(
+            Journal(self.texts),
+            actors,
+            Ends(actors, proofs),
+            record,
+            self.audit,
+            self,
+            self.clock,
+            self.settings.grace_max,
+        )
         gates = Gates(self.settings, proofs, record, HostLimits(0.25, 20e6), self.clock)
         parts = Parts(
             proofs,
             gates,
-            acts if self.settings.mode == "act" else None,
+            self.acts if self.settings.mode == "act" else None,
             actors,
             {"kubernetes": self.book},
             self.look_again,
@@ -131,6 +144,9 @@ class Bench:
 
     def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
         return self.pools or dict.fromkeys(names, self.waiting)
+
+    def read_pending(self, pools: Collection[str]) -> Mapping[str, float]:
+        return {pool: self.waiting[pool] for pool in pools if pool in self.waiting}
 
     def read_host_work(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, Work]]:
         return {name: {"n": self.works.get(name, Work(0.0, 0.0))} for name in names}
@@ -175,6 +191,17 @@ class Bench:
     def look(self, entry: Entry) -> str:
         return self.sights.pop(0) if self.sights else DONE
 
+    def read_left(self, entry: Entry) -> str:
+        return self.left
+
+    def read_shown(self, names: Collection[HolderName]) -> Mapping[HolderName, Shown]:
+        if self.trouble:
+            raise AnswerError(self.trouble)
+        return {name: shown for name, shown in self.shown.items() if name in names}
+
+    def read_fresh(self, nodes: Collection[str], within_s: float) -> set[str]:
+        return set(nodes) - self.silent
+
     def tell(self, entry: Entry, text: str) -> None:
         if self.untold:
             raise self.untold.pop(0)
@@ -193,13 +220,16 @@ class Bench:
         return parse(self.texts.kept.get(KEY, ""))
 
     def run(self, *decisions: Decision) -> tuple[list[tuple[str, str]], list[str]]:
-        """Run a cycle of a process that has seen the warnings all the time, unless a test changes that."""
+        """Run a cycle of a process that has seen the warnings all the time, unless a test changes that. Then look for the
+        ends of its actions, as the next cycle does first.
+        """
         self.done, self.held, self.spared = [], [], []
         self.cycle = {each.name: each for each in decisions}
         if self.has_watched:
             now = self.clock.monotonic()
             self.runner._asker._seen._sights = {each.name: warnings_module._Sight(now - 1e6, now) for each in decisions}
         self.runner.run(decisions)
+        self.acts._confirm()
         return self.done, self.held
 
 

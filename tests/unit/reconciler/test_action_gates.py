@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from tests.unit.reconciler.actions_bench import NAME, WALL, Bench, decision
 
+from gpu_exporter.common.model.readings import CORE
 from gpu_exporter.reconciler.actions.gates import ACT_FRESH_S
 from gpu_exporter.reconciler.actions.proofs import Work
 from gpu_exporter.reconciler.actions.runner import (
     READ_S,
 )
 from gpu_exporter.reconciler.decision.outcomes import REGRET_S, key_of
+from gpu_exporter.reconciler.decision.policy import Windows
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.decision.target import Part, Skipped
 from gpu_exporter.reconciler.evidence.records import HolderName
@@ -24,8 +26,8 @@ def test_if_all_gates_are_open_the_target_is_suspended() -> None:
     assert bench.run(decision()) == ([("suspend", "done")], [])
     assert bench.acted == bench.told == ["batch/v1/Job/train"]
     (entry,) = bench.entries()
-    assert (entry.told, entry.gpus, entry.holders, entry.waited_for) == ("done", 1, ("a",), (("pool", 8.0),))
-    assert bench.record.acts == [entry._replace(told="")]
+    assert (entry.told, entry.gpus, entry.waited_for) == ("done", 1, (("pool", 8.0),))
+    assert [act.ident for act in bench.record.acts] == [entry.ident]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +131,25 @@ def test_no_act_on_a_holder_that_works_on_its_host(work: Work, settings: Any, re
     bench = Bench(**settings)
     bench.works = {NAME: work}
     assert bench.run(decision())[1] == ([reason] if reason else [])
+
+
+@pytest.mark.parametrize(
+    ("windows", "used", "cpus", "reason"),
+    [
+        (Windows(3600.0, 14_400.0, CORE), 1.0, 16.0, "host_work"),
+        (Windows(3600.0, 14_400.0, CORE), 0.89, 16.0, ""),
+        (Windows(3600.0, 14_400.0, CORE), 1.0, None, ""),  # an older exporter
+        (Windows(3600.0, 7200.0), 1.0, 16.0, ""),  # not interactive
+    ],
+)
+def test_no_act_on_an_interactive_holder_that_computes_in_one_thread(
+    windows: Windows, used: float, cpus: float | None, reason: str
+) -> None:
+    bench = Bench()
+    bench.works = {NAME: Work(used / 16, 0.0, cpus)}
+    held = decision(windows=windows)
+    held = held._replace(idle_since_wall=WALL - 90_000, units=(held.units[0]._replace(idle_run_s=90_000.0),))
+    assert bench.run(held)[1] == ([reason] if reason else [])
 
 
 def test_no_act_on_a_group_in_the_hour_after_its_decision() -> None:

@@ -9,23 +9,27 @@ from typing import Any
 
 import pytest
 from tests.testbed.full_disk import size_limited
-from tests.unit.reconciler.actions_bench import WALL, Bench, decision, later
+from tests.unit.reconciler.actions_bench import WALL, Bench, decision, journal_entry, later
 
+from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.config.rules import PolicyRule
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.actions import asking as asking_module
 from gpu_exporter.reconciler.actions import warnings as warnings_module
 from gpu_exporter.reconciler.actions.asking import PATIENCE_S
-from gpu_exporter.reconciler.actions.freed import FREED_S
+from gpu_exporter.reconciler.actions.freed import AGAIN_S, FREED_S, FreedGpus
 from gpu_exporter.reconciler.actions.journal import (
     CONFIRM_S,
+    HOUR_S,
+    without_demand,
 )
 from gpu_exporter.reconciler.actions.limits import FAILED_S, TARGETS_MAX, WITHIN_S
 from gpu_exporter.reconciler.actions.record import PolicyStanding
 from gpu_exporter.reconciler.actions.warnings import UNSEEN_MAX_S
-from gpu_exporter.reconciler.actor import NOT_DONE
+from gpu_exporter.reconciler.actor import DONE, ENDING, NOT_DONE
 from gpu_exporter.reconciler.audit import AuditLog
+from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.target import Skipped, Target
 from gpu_exporter.reconciler.evidence.records import HolderName
@@ -64,6 +68,37 @@ def test_a_source_that_fails_for_one_target_is_not_asked_about_the_next_targets(
     assert bench.run(*groups) == ([], ["proof"] * 3), "the source is not asked again for a while"
     bench.clock.advance(PATIENCE_S)
     assert bench.run(*(later(bench, each) for each in groups))[0] == [("suspend", "done")] * 2
+
+
+@pytest.mark.parametrize("has_namespace", [True, False])
+def test_a_question_about_one_target_that_fails_delays_only_the_targets_of_its_owner(has_namespace: bool) -> None:
+    """Many older targets of one owner have questions that are too large or too slow. Jobs have no namespace."""
+    bench = Bench(cycle_max=9)
+
+    def of(owner: str, at: int) -> Decision:
+        each = decision(f"{owner}{at}", f"batch/v1/Job/{owner}{at}")
+        name, who = each.name._replace(namespace=owner), each.owner
+        if not has_namespace:
+            name, who = each.name._replace(namespace=""), f"{owner}/shared-account"
+        return each._replace(name=name, owner=who, idle_since_wall=WALL - 20_000 + at)
+
+    hostile, others = [of("evil", at) for at in range(30)], [of("good", 40), of("fine", 41)]
+    works, asked = bench.read_host_work, []
+
+    def read(names: Collection[HolderName]) -> Any:
+        asked.append(min(names).name)
+        if asked[-1].startswith("evil"):
+            raise AnswerError("no answer within 5 s")
+        return works(names)
+
+    bench.read_host_work = read  # type: ignore[method-assign]
+    bench.restart()
+    bench.run(*hostile, *others)
+    assert asked == ["evil0", "good40", "fine41"]
+    for _ in range(8):
+        bench.clock.advance(PATIENCE_S / 8)
+        bench.run(*(later(bench, each) for each in hostile))
+    assert asked[3:] == ["evil1"], "the next one after a while"
 
 
 def test_a_cycle_spends_at_most_a_minute_on_acts() -> None:
@@ -151,6 +186,122 @@ def test_freed_gpus_no_longer_count_once_the_demand_has_fallen_by_as_many() -> N
     assert bench.run(first)[0] == [("suspend", "done")]
     bench.waiting = {"pool": 1.0}
     assert bench.run(second)[0] == [("suspend", "done")]
+
+
+def test_gpus_that_others_have_taken_over_do_not_count_when_the_demand_rises_again() -> None:
+    bench = Bench(hour_max=16)
+    first, second = ([decision(pod, f"batch/v1/Job/{pods}", members=pods) for pod in pods] for pods in ("abcd", "efgh"))
+    bench.waiting = {"pool": 5.0}
+    assert bench.run(*first)[0] == [("suspend", "done")]
+    bench.waiting = {"pool": 1.0}
+    assert bench.run(*second) == ([], ["no_demand"]), "it has more GPUs than are wanted"
+    bench.waiting = {"pool": 5.0}
+    assert bench.run(*second) == ([], ["no_demand"]), "an owner may have withdrawn a request and repeated it"
+    bench.waiting = {"pool": 8.0}
+    assert bench.run(*second)[0] == [("suspend", "done")], "four more"
+
+
+def test_a_request_that_is_withdrawn_and_repeated_costs_its_gpus_once_an_hour() -> None:
+    """One job of 8 GPUs cannot start, and its owner holds and releases it. A job of one GPU waits too."""
+    clock, entries = ManualClock(wall=WALL), []
+    freed = FreedGpus(clock)
+    for minute in range(6 * 60):
+        held = minute % 18 >= 16
+        freed.follow(entries, clock.wall())
+        freed.observe({"pool": 1.0 if held else 9.0})
+        if not held and freed.wanted([{"pool": 9.0}], 8):
+            entry = journal_entry(minute, gpus=8, waited_for=(("pool", 9.0),))
+            entries.append(entry._replace(wall=clock.wall(), told=DONE))
+        entries = [without_demand(entry, freed.used) for entry in entries]
+        clock.advance(60.0)
+    assert len(entries) == 6
+
+
+def test_a_demand_that_rises_again_counts_after_an_hour() -> None:
+    bench = Bench(hour_max=16)
+    first, second = (decision(pod, f"batch/v1/Job/{pod}") for pod in "ab")
+    for each in (first, second):
+        bench.waiting = {"pool": 1.0}
+        assert bench.run(later(bench, each))[0] == [("suspend", "done")]
+        bench.waiting = {"pool": 0.0}
+        assert bench.run() == ([], [])
+        bench.waiting = {"pool": 1.0}
+        bench.clock.advance(AGAIN_S - 1.0)
+        assert bench.run(later(bench, second)) == ([], ["no_demand"])
+        bench.clock.advance(1.0)
+
+
+def test_a_fall_that_another_leader_has_seen_counts_here_too() -> None:
+    clock = ManualClock(wall=WALL)
+    for known in (DONE, ENDING):
+        freed, entry = FreedGpus(clock), journal_entry(0, gpus=8, waited_for=(("pool", 8.0),), told=known)
+        freed.follow([entry._replace(wall=clock.wall())], clock.wall())
+        clock.advance(AGAIN_S)
+        assert freed.wanted([{"pool": 8.0}], 8) == {}
+        freed.follow([entry._replace(waited_for=(), told=DONE)], clock.wall())
+        freed.observe({"pool": 8.0})
+        assert freed.wanted([{"pool": 8.0}], 8) == {"pool": 8.0}, known
+
+
+def test_an_action_that_the_journal_no_longer_has_is_forgotten_at_last() -> None:
+    """Another leader has seen its end, and needed the room."""
+    clock = ManualClock(wall=WALL)
+    freed, entry = FreedGpus(clock), journal_entry(0, gpus=8, waited_for=(("pool", 8.0),), told=ENDING)
+    freed.follow([entry], clock.wall())
+    clock.advance(FREED_S - 1.0)
+    for expected in ({}, {"pool": 8.0}):
+        freed.follow([], clock.wall())
+        freed.observe({"pool": 8.0})
+        assert freed.wanted([{"pool": 8.0}], 8) == expected
+        clock.advance(1.0)
+
+
+def test_gpus_that_others_have_taken_over_do_not_count_for_the_next_process() -> None:
+    bench = Bench(hour_max=16)
+    first, second, third = (decision(pod, f"batch/v1/Job/{pod}") for pod in "abc")
+    bench.waiting = {"pool": 2.0}
+    assert bench.run(first)[0] == [("suspend", "done")]
+    bench.waiting = {"pool": 1.0}
+    bench.warned_s = 0.0
+    assert bench.run(second) == ([], ["not_warned"])
+    bench.warned_s = 7200.0
+    bench.clock.advance(HOUR_S)
+    bench.waiting = {"pool": 2.0}
+    bench.restart()
+    assert bench.run(later(bench, second), later(bench, third))[0] == [("suspend", "done")] * 2
+
+
+def test_a_fall_of_the_demand_counts_for_one_action_also_after_another_is_unconfirmed() -> None:
+    clock = ManualClock(wall=WALL)
+    freed = FreedGpus(clock)
+    one, two = (journal_entry(at, gpus=8, waited_for=(("pool", 24.0),)) for at in (1, 2))
+    freed.follow([one, two], clock.wall())
+    assert freed.wanted([{"pool": 24.0}], 8) == {"pool": 24.0} and freed.wanted([{"pool": 24.0}], 9) == {}
+    freed.follow([one._replace(told="unconfirmed"), two._replace(told=DONE)], clock.wall())
+    freed.observe({"pool": 16.0})
+    assert freed.wanted([{"pool": 16.0}], 16) == {"pool": 16.0}
+    freed = FreedGpus(clock)
+    freed.follow([one._replace(told=DONE), two._replace(told=DONE)], clock.wall())
+    for waiting, remain in ((24.0, 8), (20.0, 8), (16.0, 8), (8.0, 8)):  # each fall serves one of them
+        freed.observe({"pool": waiting})
+        assert freed.wanted([{"pool": waiting}], remain) and not freed.wanted([{"pool": waiting}], remain + 1), waiting
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "is_served"), [({"pool": 0.0}, True), ({}, False), ({"other": 0.0}, False), ({"pool": 1.0}, False)]
+)
+def test_a_demand_of_zero_has_fallen_and_an_unknown_one_has_not(meanwhile: dict[str, float], is_served: bool) -> None:
+    """Nothing is proposed meanwhile."""
+    bench = Bench(hour_max=16)
+    first, second = (decision(pod, f"batch/v1/Job/{pod}") for pod in "ab")
+    bench.waiting = {"pool": 1.0}
+    assert bench.run(first)[0] == [("suspend", "done")]
+    for _ in range(120):
+        bench.clock.advance(30.0)
+        bench.waiting = meanwhile
+        assert bench.run() == ([], [])
+    bench.waiting = {"pool": 1.0}
+    assert bench.run(later(bench, second)) == (([("suspend", "done")], []) if is_served else ([], ["no_demand"]))
 
 
 def test_demand_counts_only_for_a_pool_that_all_members_of_a_group_belong_to() -> None:
@@ -318,3 +469,29 @@ def test_a_server_that_throttles_gets_no_more_requests() -> None:
     bench = Bench()
     bench.book.fail = MarkError("throttled", "429")
     assert bench.run(decision("a", "batch/v1/Job/a"), decision("b", "batch/v1/Job/b")) == ([], ["throttled"])
+
+
+def test_mode_shadow_counts_a_target_once_although_its_demand_comes_and_goes() -> None:
+    """Mode act would take its GPUs back once."""
+    bench = Bench()
+    bench.settings = bench.settings._replace(mode="shadow")
+    bench.restart()
+    counted = []
+    for cycle in range(12):
+        bench.waiting = {"pool": 8.0 if cycle % 2 == 0 else 0.0}
+        bench.clock.advance(FREED_S)
+        counted += bench.run(later(bench, decision()))[0]
+    assert counted == [("suspend", "shadow")]
+    bench.waiting = {"pool": 8.0}
+    assert bench.run(later(bench, decision(group="batch/v1/Job/other")))[0] == [("suspend", "shadow")]
+
+
+def test_an_action_that_failed_at_the_last_step_is_counted_with_its_gpus() -> None:
+    """The owner changed the object between the check and the action."""
+    bench = Bench()
+    bench.result = MarkError("conflict", "API server: status 409", status=409)
+    assert bench.run(decision()) == ([("suspend", "conflict")], [])
+    assert bench.spared == ["conflict"]
+    bench = Bench()
+    assert bench.run(decision())[0] == [("suspend", "done")]
+    assert bench.spared == ["pending"], "its GPUs are not free yet"

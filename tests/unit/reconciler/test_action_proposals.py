@@ -18,6 +18,8 @@ from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.kubernetes.targets import _obstacle
 from gpu_exporter.reconciler.report import explain
 from gpu_exporter.reconciler.runtime.actions import ProofPlaces, check_actions
+from gpu_exporter.reconciler.slurm.live import LiveJob
+from gpu_exporter.reconciler.slurm.survey import describe
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ from gpu_exporter.reconciler.runtime.actions import ProofPlaces, check_actions
         ([decision(group="kubeflow.org/v1/Notebook/n", kind="batch")], ALL, "class"),
         ([decision(members="ab")], ALL, "members"),
         ([decision("a", members="ab"), decision("b", members="ab")], ALL, ("suspend", "deactivate")),
-        ([job()], ALL, ("requeue", "cancel")),
+        ([job()], ALL, ("requeue",)),
         ([job()], ("cancel",), ("cancel",)),
         ([job(kind="interactive")], ALL, ("cancel",)),
         ([job(kind="unclear")], ALL, "class"),
@@ -67,8 +69,12 @@ def test_the_proposed_acts_depend_on_kind_class_and_settings(
             {"mode": "act", "kinds": "suspend"},
             "suspend batch/v1/Job/train, once its owner has been warned for 2h and",
         ),
-        ({}, {"mode": "shadow", "kinds": "suspend, stop"}, "(mode shadow: it is only counted)"),
-        ({}, {"mode": "act", "kinds": "stop,cancel"}, "nothing is done to it: actions.kinds allows none of suspend, "),
+        ({}, {"mode": "shadow", "kinds": "suspend, stop"}, "(in mode shadow, the reconciler only counts it)"),
+        (
+            {},
+            {"mode": "act", "kinds": "stop,cancel"},
+            "the reconciler does not act on it: actions.kinds allows none of suspend, ",
+        ),
         ({"stage": "candidate"}, {"mode": "act", "kinds": "suspend"}, ""),
         ({"around": Surroundings("", kind="batch")}, {"mode": "act", "kinds": "suspend"}, "a pod without a controller"),
         ({"around": None}, {"mode": "act", "kinds": "suspend"}, "its surroundings are not known"),
@@ -79,6 +85,38 @@ def test_explain_names_the_act_that_may_follow(change: dict[str, Any], settings:
     text = what_may_follow(asked, Actions(**settings))  # type: ignore[arg-type]
     assert expected in text and (bool(text) == bool(expected))
     assert ("  action: " in explain(asked, Policy(), action=text)) == bool(text)
+
+
+LIVE = LiveJob("92", "92", "RUNNING", 1.0, 0, "", is_batch=True, gpus=1, asks=True, may_requeue=True, user="ada")
+OK = LIVE._replace(comment="gpu-requeue-ok")
+NEXT = LIVE._replace(job_id="93", target="93", state="PENDING", waits_for=frozenset(("92",)))
+
+
+@pytest.mark.parametrize(
+    ("live", "others", "kinds", "expected"),
+    [
+        (OK, [], "requeue,cancel", "requeue job 92, once"),
+        (OK, [NEXT], "requeue,cancel", "requeue job 92, once"),  # it runs again, so the other one may wait
+        (OK._replace(restarts=1), [], "requeue,cancel", "does not act on it: Slurm has already started it again once;"),
+        (OK, [], "cancel", "cancel job 92, once"),
+        (OK._replace(may_requeue=False), [], "requeue,cancel", "cancel job 92, once"),
+        (LIVE, [], "requeue,cancel", "cancel job 92, once"),
+        (LIVE._replace(restarts=3), [], "requeue,cancel", "cancel job 92, once"),
+        (LIVE, [], "requeue", "does not act on it: actions.kinds allows none of cancel;"),
+        (LIVE, [NEXT], "requeue,cancel", "does not act on it: job 93 waits for the end of this job;"),
+        (OK, [NEXT], "cancel", "does not act on it: job 93 waits for the end of this job;"),
+        (LIVE, [NEXT._replace(user="eve")], "requeue,cancel", "cancel job 92, once"),
+        (LIVE, [NEXT._replace(state="COMPLETED")], "requeue,cancel", "cancel job 92, once"),
+        (LIVE._replace(leader="92"), [OK._replace(job_id="95", leader="92")], "requeue,cancel", "cancel job 92, once"),
+    ],
+)
+def test_explain_names_the_act_that_would_be_done_on_a_job_and_who_waits(
+    live: LiveJob, others: list[LiveJob], kinds: str, expected: str
+) -> None:
+    """The same conditions as for the action itself."""
+    around = describe(live, [live, *others], Policy())
+    asked = job("92")._replace(around=around)
+    assert expected in f"{what_may_follow(asked, Actions(mode='act', kinds=kinds))};"
 
 
 def test_the_longest_idle_group_comes_first_and_its_youngest_idle_run_counts() -> None:

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.proven import Texts
-from tests.unit.reconciler.actions_bench import JSON, LOST, REFUSED, Bench, decision, journal_entry, later
+from tests.unit.reconciler.actions_bench import JSON, LOST, REFUSED, WALL, Bench, decision, journal_entry, later
 
+from gpu_exporter.reconciler.actions.acts import UNCONFIRMED_S
 from gpu_exporter.reconciler.actions.freed import FREED_S
-from gpu_exporter.reconciler.actions.journal import CONFIRM_S, ENTRIES_MAX, GIVE_UP_S, KEY, Journal, parse, render
-from gpu_exporter.reconciler.actor import DONE, GONE, NOT_DONE, UNCLEAR, Entry
+from gpu_exporter.reconciler.actions.journal import CONFIRM_S, ENTRIES_MAX, KEY, Journal, parse, render
+from gpu_exporter.reconciler.actor import DONE, ENDING, GONE, NOT_DONE, UNCLEAR, Ended, Entry
 from gpu_exporter.reconciler.marks import MarkError, Refused
 
 
@@ -44,15 +45,35 @@ def test_an_act_whose_effect_is_not_visible_yet_is_pending_and_has_not_failed() 
     bench = Bench()
     bench.sights = [UNCLEAR] * 3
     assert bench.run(decision()) == ([], [])
-    for _ in range(2):
-        assert bench.run(decision()) == ([], ["pending"])
+    for seconds in (CONFIRM_S, UNCONFIRMED_S - CONFIRM_S - 1.0):
+        bench.clock.advance(seconds)
+        assert bench.run(later(bench, decision())) == ([], ["pending"])
     bench.target = {"note": bench.entries()[0].note}
-    assert bench.run(decision()) == ([("suspend", "done")], ["acted"])
+    assert bench.run(later(bench, decision())) == ([("suspend", "done")], ["acted"])
+
+
+def test_an_act_whose_effect_never_becomes_visible_is_unconfirmed() -> None:
+    bench = Bench()
+    bench.sights = [UNCLEAR] * 3
+    assert bench.run(decision()) == ([], [])
+    bench.clock.advance(UNCONFIRMED_S)
+    assert bench.run()[0] == [("suspend", "unconfirmed")]
+
+
+@pytest.mark.parametrize("told", ["", ENDING])
+def test_an_act_of_a_scheduler_that_the_next_process_is_not_set_up_for_is_unconfirmed(told: str) -> None:
+    bench = Bench()
+    entry = journal_entry(0, told=told, until_wall=WALL + UNCONFIRMED_S)._replace(scheduler="slurm")
+    bench.texts.kept[KEY] = render([entry])
+    assert bench.run() == ([], []) and bench.entries()[0].is_open
+    bench.clock.advance(UNCONFIRMED_S)
+    assert bench.run()[0] == [("suspend", "unconfirmed")]
+    assert not bench.entries()[0].is_open
 
 
 @pytest.mark.parametrize(
     ("sights", "result", "told"),
-    [([DONE], "done", 1), ([NOT_DONE], "error", 0), ([UNCLEAR], "unconfirmed", 0), ([GONE], "replaced", 0)],
+    [([DONE], "done", 1), ([NOT_DONE], "error", 0), ([GONE], "replaced", 0)],
 )
 def test_an_act_whose_answer_was_lost_is_completed_by_a_later_cycle(sights: list[str], result: str, told: int) -> None:
     """Here the later cycle runs in another process, which knows the act only from the journal."""
@@ -95,10 +116,13 @@ def test_an_owner_who_could_not_be_told_is_told_by_a_later_cycle(caplog: pytest.
     assert (bench.told, len(bench.record.acts)) == (["batch/v1/Job/train"], 1)
     bench.untold = [LOST] * 100
     bench.run(decision("b", "batch/v1/Job/b"))
-    bench.clock.advance(GIVE_UP_S)
+    bench.clock.advance(UNCONFIRMED_S)
     caplog.clear()
     assert bench.run()[0] == [("suspend", "unconfirmed")]
-    assert done in caplog.messages[0] and caplog.messages[0].endswith("; recorded as unconfirmed after 1h")
+    unconfirmed = (
+        "batch/v1/Job/b in ml: suspend: unconfirmed: the action is done, but its owner could not be notified: "
+    )
+    assert caplog.messages[0].startswith(unconfirmed)
 
 
 def test_an_object_that_cannot_be_read_after_an_act_leaves_the_result_unknown(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,15 +182,19 @@ def test_the_journal_keeps_the_last_entries_and_never_drops_an_entry_without_a_r
     assert len(texts.kept[KEY]) < 16_000
 
 
+TEXT = st.text(max_size=9)
+
+
 @given(
     st.lists(
         st.builds(
             journal_entry,
             st.integers(0, 10**9),
             gpus=st.integers(0, 64),
-            told=st.text(max_size=5),
+            told=TEXT,
+            until_wall=st.floats(0, 1e10),
             undo=st.text(max_size=40),
-            holders=st.lists(st.text(max_size=9), max_size=3).map(tuple),
+            ends=st.lists(st.builds(Ended, TEXT, TEXT, st.lists(TEXT, max_size=2).map(tuple)), max_size=3).map(tuple),
             waited_for=st.lists(st.tuples(st.text(max_size=5), st.floats(0, 1e6)), max_size=2).map(tuple),
         ),
         max_size=5,

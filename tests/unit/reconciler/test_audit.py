@@ -36,7 +36,7 @@ class Audited(Bench):
         super().__init__(*books)
 
     def restart(self) -> None:
-        judge = judge_of(self, self.books, Rulebook(self.policy), self.clock)
+        judge = judge_of(self, self.books, Rulebook(self.policy))
         self.audit = AuditLog(self.path, Rulebook(self.policy), self.clock, self._count)
         self.cycle = ReconcileCycle(judge, self.books, self.policy, self, self.clock, CycleHooks(audit=self.audit))
 
@@ -68,6 +68,7 @@ def test_each_transition_of_a_mark_is_one_line_with_its_evidence(tmp_path: Path)
         "stage": "candidate",
         "reason": "all 2 GPUs idle for 60 min",
         "rule": "",
+        "rule_why": "",
         "field": "label",
         "decided": "candidate",
         "class": "unclear",

@@ -9,10 +9,10 @@ from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench,
 
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.errors import AnswerError
-from gpu_exporter.reconciler.decision.brakes import TOGETHER_MIN, TOGETHER_S, freeze_together, idle_together
-from gpu_exporter.reconciler.decision.policy import decide_holder, windows_of
-from gpu_exporter.reconciler.decision.surroundings import Surroundings
-from gpu_exporter.reconciler.evidence.records import HolderEvidence, HolderName, pools_of
+from gpu_exporter.reconciler.decision.brakes import TOGETHER_MIN, TOGETHER_S, find_bursts
+from gpu_exporter.reconciler.decision.policy import Decision, decide_holder, windows_of
+from gpu_exporter.reconciler.decision.surroundings import Exemption, Surroundings
+from gpu_exporter.reconciler.evidence.records import HolderName, Unseen
 from gpu_exporter.reconciler.evidence.usual import AGAIN_S, HOUR_S, HOURS_MAX, Usual
 
 PODS = [HolderName("kubernetes", f"team-{i % 5}", f"pod-{i}") for i in range(60)]
@@ -32,7 +32,7 @@ def test_many_gpus_that_became_idle_together_freeze_marks_until_freeze_max_is_ov
     _, bench = small(20)
     assert bench.run() == []
     assert set(bench.cycle.frozen) == {"correlated"}
-    assert "frozen: 20 of 100 GPUs became idle within 15m" in bench.problem
+    assert bench.problem == "", "evidence is complete"
     bench.runs = {name: [POLICY.candidate_after + POLICY.freeze_max] for name in bench.runs}
     assert len(bench.run()) == 20
     assert (bench.cycle.frozen, bench.problem) == ({}, "")
@@ -51,9 +51,11 @@ def test_few_gpus_and_many_gpus_one_after_the_other_do_not_freeze_marks() -> Non
 def test_in_a_large_cluster_more_gpus_may_become_idle_together() -> None:
     _, bench = small(60)
     bench.allocations = 1200
-    assert bench.cycle.run() == "", "59 of 1200 outside the largest group are less than 5 %"
+    bench.run()
+    assert bench.cycle.frozen == {}, "59 of 1200 outside the largest group are less than 5 %"
     bench.allocations = 1000
-    assert bench.cycle.run().startswith("frozen: 60 of 1000 GPUs")
+    bench.run()
+    assert bench.cycle.frozen["correlated"].text.startswith("60 of 1000 GPUs")
 
 
 def test_gpus_of_one_group_that_become_idle_together_do_not_freeze_marks() -> None:
@@ -83,34 +85,38 @@ def test_existing_marks_go_after_ten_minutes_of_a_freeze_and_at_once_when_the_ho
     assert bench.cycle.frozen == {}
 
 
-@pytest.mark.parametrize(("exporters", "frozen"), [(80, set()), (79, {"exporters"})])
-def test_no_holder_is_marked_while_many_exporters_of_the_last_hour_are_gone(exporters: int, frozen: set[str]) -> None:
-    book, bench = small(0)
+def test_a_missing_exporter_freezes_the_holders_that_it_showed_and_no_others(caplog: pytest.LogCaptureFixture) -> None:
+    book, bench = small(3)
+    bench.exporters = 1  # of a hundred, in the last hour
+    bench.unseen = [Unseen(f"n{i}", name, "uid") for i in range(7) for name in PODS[:2]]
+    assert bench.run() == [f"write {PODS[2].name} candidate"]
+    freeze = bench.cycle.frozen["exporters"]
+    assert set(freeze.names or ()) == set(PODS[:2])
+    assert freeze.text.startswith("no data from n0, n1, n2, n3, n4 and 2 more, where 2 holders have not ended")
+    assert "; ".join(each.reason for each in bench.cycle.decisions).count(freeze.text) == 2
+    assert (bench.problem, caplog.text.count(freeze.text)) == ("", 1), "the evidence is complete"
     bench.run()
-    bench.exporters, bench.runs = exporters, {PODS[0]: [CANDIDATE]}
-    assert (len(bench.run()), set(bench.cycle.frozen)) == (0 if frozen else 1, frozen)
-    bench.clock.advance(3601.0)  # they are gone for good
+    assert caplog.text.count("frozen") == 1
+    book.gone = {(PODS[0], "uid")}
     bench.run()
-    assert (set(bench.cycle.frozen), set(book.marks)) == (set(), {PODS[0]})
+    assert caplog.text.count("where 1 holder has not ended") == 1
+    assert set(book.marks) == {PODS[0], PODS[2]}
 
 
-@pytest.mark.parametrize(("before", "now", "holds"), [(4, 3, False), (3, 2, False), (2, 1, True), (4, 2, True)])
-def test_a_single_missing_exporter_of_three_or_more_does_not_freeze_marks(before: int, now: int, holds: bool) -> None:
-    _, bench = small(0)
-    for exporters in (before, now):
-        bench.exporters = exporters
-        bench.run()
-    assert ("exporters" in bench.cycle.frozen) is holds
-
-
-def test_the_highest_number_of_exporters_is_remembered() -> None:
-    _, bench = small(0)
-    for exporters in (50, 100, 90, 60):
-        bench.exporters = exporters
-        bench.run()
-        bench.clock.advance(60.0)
-    assert set(bench.cycle.frozen) == {"exporters"}
-    bench.exporters = 100
+def test_an_exporter_whose_holders_have_ended_is_away_and_they_are_asked_for_once() -> None:
+    book, bench = small(1)
+    other = HolderName("slurm", "", "7")
+    bench.unseen = [Unseen("n1", PODS[1], "uid"), Unseen("n2", PODS[1], "new"), Unseen("n3", other, "5")]
+    book.gone = {(PODS[1], "uid")}
+    assert len(bench.run()) == 1
+    assert set(bench.cycle.frozen["exporters"].names or ()) == {PODS[1], other}, (
+        "the jobs of this site cannot be listed"
+    )
+    book.gone.add((PODS[1], "new"))
+    bench.run()
+    bench.run()
+    assert book.asked_living == [{(PODS[1], "uid"), (PODS[1], "new")}, {(PODS[1], "new")}]
+    bench.unseen = bench.unseen[:2]
     bench.run()
     assert bench.cycle.frozen == {}
 
@@ -137,74 +143,56 @@ def test_the_marks_of_one_namespace_are_limited_per_cycle() -> None:
     assert len(bench.run()) == 2
 
 
-def of(pool: str, namespaces: int, count: int, run_s: float = CANDIDATE) -> list[HolderEvidence]:
-    """Holders of one GPU each, in one pool and in several namespaces, all idle since the same moment."""
-    names = [HolderName("kubernetes", f"{pool}-{at % namespaces}", f"p{at}") for at in range(count)]
-    return [holder(name, [run_s])._replace(facts={"resource": frozenset({pool})}) for name in names]
+def test_only_holders_that_became_idle_in_a_burst_or_shortly_before_or_after_are_frozen() -> None:
+    book, bench = small(20, 2 * CANDIDATE)
+    names = [HolderName("kubernetes", f"team-{at}", f"other-{at}") for at in range(6)]
+    for name, later_s in zip(names, (-1801.0, -1800.0, -900.0, 900.0, 901.0, 1801.0), strict=True):
+        bench.runs[name] = [2 * CANDIDATE - later_s]
+    bench.run()
+    assert set(bench.cycle.frozen["correlated"].names or ()) == {*PODS[:20], *names[1:4]}
+    assert set(book.marks) == {names[0], *names[4:]}
 
 
-def frozen_of(*holders: list[HolderEvidence]) -> set[str] | None:
-    """The namespaces that are frozen; None for everything."""
-    lot = [each for some in holders for each in some]
-    decisions = [decide_holder(each, WALL, POLICY, windows_of(POLICY)) for each in lot]
-    pools = {each.name: pools_of(each) for each in lot}
-    names = freeze_together(decisions, pools, 200, POLICY).names
-    return None if names is None else {name.namespace for name in names}
+def test_each_reason_names_the_limit_of_its_burst_and_the_end_of_the_delay() -> None:
+    _, bench = small(12, CANDIDATE + 7200)
+    bench.runs |= {name: [CANDIDATE] for name in PODS[20:40]} | {PODS[50]: [CANDIDATE + 3600]}
+    bench.allocations, bench.usual_at = 200, lambda wall: 3.0 if wall < WALL - 9000 else None
+    bench.run()
+    reasons = {decision.name: decision.reason for decision in bench.cycle.decisions}
+    assert "more than 9 GPUs became idle within 15m (3 are usual at that hour)" in reasons[PODS[0]]
+    assert "more than 10 GPUs became idle within 15m, perhaps because of one fault" in reasons[PODS[20]]
+    assert reasons[PODS[20]].endswith("perhaps because of one fault; it is marked after at most 5h of idle time")
+    assert reasons[PODS[50]] == "its one GPU idle for 120 min"
+    assert bench.cycle.frozen["correlated"].text == "32 of 200 GPUs became idle at about the same time"
 
 
-@pytest.mark.parametrize(
-    ("holders", "frozen"),
-    [
-        ([of("a", 1, 20)], {"a-0"}),  # a site with one namespace, or only one namespace is idle
-        ([of("a", 1, 20), of("b", 3, 3)], {"a-0"}),
-        ([of("a", 1, 20), of("b", 1, 20)], None),
-        ([of("a", 2, 40)], {"a-0", "a-1"}),
-        ([of("a", 1, 20), of("b", 1, 3)], {"a-0"}),
-        ([of("a", 1, 10), of("b", 1, 2)], set()),  # each tenant has too few GPUs
-        ([of("a", 1, 5), of("b", 1, 40)], {"b-0"}),
-        ([of("a", 1, 6), of("b", 1, 40)], {"b-0"}),  # in two pools
-        ([of("a", 1, 9), of("b", 1, 9)], None),
-        ([of("a", 5, 40), of("b", 2, 6)], {f"a-{at}" for at in range(5)}),
-        ([of("a", 5, 40), of("b", 1, 20)], None),
-        ([of("a", 5, 40), of("b", 5, 40)], None),
-        ([of("a", 5, 3)], set()),
-    ],
-)
-def test_a_fault_freezes_the_affected_tenant_or_pool_and_a_fault_in_two_pools_freezes_everything(
-    holders: list[list[HolderEvidence]], frozen: set[str] | None
-) -> None:
-    assert frozen_of(*holders) == frozen
-
-
-def test_one_tenant_whose_gpus_became_idle_together_does_not_freeze_other_tenants() -> None:
-    _, bench = small(3)
-    bench.runs |= {HolderName("kubernetes", "hoard", f"p{at}"): [CANDIDATE] for at in range(30)}
-    assert sorted(bench.run()) == [f"write pod-{at} candidate" for at in range(3)]
-    assert "They belong to hoard, so only this tenant is frozen" in bench.cycle.frozen["correlated"].text
+def idle(name: str, since: float, units: int, group: str) -> Decision:
+    made = holder(HolderName("kubernetes", "ml", name), [80_000.0] * units)
+    found = decide_holder(made, WALL, POLICY, windows_of(POLICY))
+    return found._replace(idle_since_wall=since, around=Surroundings(group=group))
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 4), st.integers(1, 9)), max_size=40),
+    st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 4), st.integers(1, 9)), max_size=40),
     st.integers(0, 400),
 )
-def test_idle_together_finds_the_same_gpus_as_a_check_of_every_window(
+def test_bursts_cover_each_window_with_too_many_gpus_and_at_most_15_minutes_before_and_after(
     begun: list[tuple[int, int, int]], allocations: int
 ) -> None:
     """The simple check takes quadratic time."""
-    decisions = [
-        decide_holder(holder(HolderName("kubernetes", f"ns-{group}", f"p{i}"), [80_000.0] * units), WALL, POLICY, windows_of(POLICY))
-        ._replace(idle_since_wall=WALL - POLICY.candidate_after - since, around=Surroundings(group=f"g{group}"))
-        for i, (since, group, units) in enumerate(begun)
-    ]  # fmt: skip
     limit = max(TOGETHER_MIN, POLICY.freeze_share * allocations)
-    worst = 0
+    within_any, near = set[int](), set[int]()
     for last, _, _ in begun:
-        within = [(group, units) for since, group, units in begun if last <= since <= last + TOGETHER_S]
-        total = sum(units for _, units in within)
-        largest = max(sum(units for of, units in within if of == group) for group, _ in within)
-        worst = max(worst, total if total - largest > limit else 0)
-    found = idle_together(decisions, allocations, POLICY)
-    assert (found.gpus if found else 0) == worst
+        within = [each for each in begun if last - TOGETHER_S <= each[0] <= last]
+        total = sum(units for _, _, units in within)
+        largest = max(sum(units for _, of, units in within if of == group) for _, group, _ in within)
+        if total - largest > limit:
+            within_any |= {since for since, _, _ in within}
+            near |= {since for since, _, _ in begun if last - 2 * TOGETHER_S <= since <= last + TOGETHER_S}
+    rows = [(float(since), idle(f"p{at}", since, units, f"g{group}")) for at, (since, group, units) in enumerate(begun)]
+    bursts = find_bursts(rows, allocations, POLICY)
+    covered = {since for since, _, _ in begun if any(burst.covers(since) for burst in bursts)}
+    assert within_any <= covered <= near
 
 
 def test_more_than_three_times_the_usual_number_is_a_fault_although_below_the_share() -> None:
@@ -218,10 +206,65 @@ def test_more_than_three_times_the_usual_number_is_a_fault_although_below_the_sh
 
     bench.usual_at, days = usual, 6.0
     bench.run()
-    assert bench.problem.startswith("frozen: 20 of 1000 GPUs became idle within 15m, in several groups (6 are usual")
+    assert bench.cycle.frozen["correlated"].text.startswith("20 of 1000 GPUs")
     assert set(hours) == {WALL - CANDIDATE}, "the hour at which they became idle, not the present one"
     days = 7.0
-    assert (len(bench.run()), bench.problem) == (20, "")
+    assert (bench.run(), len(bench.cycle.frozen)) == ([], 1), "a burst of an earlier cycle still counts"
+    bench.restart()
+    assert (len(bench.run()), bench.cycle.frozen) == (20, {})
+
+
+def test_a_tenant_that_sets_and_removes_an_opt_out_makes_no_label_of_another_flap() -> None:
+    book = Book()
+    bench = Bench(book)
+    bench.allocations = 100
+    other = HolderName("kubernetes", "other", "job")
+    own = [HolderName("kubernetes", "own", f"p{number}") for number in range(10)]
+    changes = 0
+    for minute in range(1, 8 * 60):
+        bench.clock.advance(60.0)
+        bench.runs = {name: [60.0 * minute] for name in (other, *own)}
+        wish = Surroundings(exemption=Exemption("pod", "asked")) if minute // 12 % 2 else Surroundings()
+        book.around = dict.fromkeys(own, wish)
+        before = book.marks.get(other)
+        bench.run()
+        changes += book.marks.get(other) != before
+    assert changes <= 3, "a mark before the first burst, its withdrawal, and the mark after it"
+    assert book.marks[other] == "underused"
+
+
+def test_a_burst_is_remembered_while_its_holders_are_unknown_for_a_moment() -> None:
+    book = Book()
+    bench = Bench(book)
+    bench.allocations = 100
+    other = HolderName("kubernetes", "other", "job")
+    own = [HolderName("kubernetes", "own", f"p{number}") for number in range(10)]
+    bench.runs = {name: [CANDIDATE] for name in (other, *own)}
+    assert bench.run() == []
+    bench.runs = {}
+    bench.clock.advance(60.0)
+    bench.run()
+    bench.runs = {other: [CANDIDATE + 120.0]}
+    bench.clock.advance(60.0)
+    assert (bench.run(), other in book.marks) == ([], False)
+
+
+def test_a_second_burst_soon_after_the_first_covers_its_own_holders() -> None:
+    book = Book()
+    bench = Bench(book)
+    bench.allocations = 100
+    late = HolderName("kubernetes", "late", "job")
+    wall_s = CANDIDATE + 1000.0  # the idle runs begin at 0 s, 290 s and 1,180 s: only the second burst covers the last
+    runs = {0.0: "first", 290.0: "second"}
+    bench.runs = {
+        HolderName("kubernetes", f"{name}-{number}", "job"): [wall_s - at + 180.0]
+        for at, name in runs.items()
+        for number in range(10)
+    }
+    bench.runs[late] = [wall_s - 1180.0 + 180.0]
+    assert bench.run() == []
+    bench.clock.advance(30.0)
+    assert (bench.run(), late in book.marks) == ([], False)
 
 
 def test_the_usual_number_is_not_asked_for_few_gpus_and_allows_no_more_than_the_share() -> None:

@@ -19,9 +19,9 @@ from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.surroundings import Reference, Unreadable
 from gpu_exporter.reconciler.evidence.clocks import APART_MAX_S, ahead_of
 from gpu_exporter.reconciler.evidence.records import HolderName
+from gpu_exporter.reconciler.kubernetes.around.survey import PodSurveyor
 from gpu_exporter.reconciler.kubernetes.client.api import Api
 from gpu_exporter.reconciler.kubernetes.owners import Owners
-from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
 from gpu_exporter.reconciler.kubernetes.targets import TargetReader
 from gpu_exporter.reconciler.marks import MarkError
 
@@ -70,7 +70,7 @@ def test_nothing_is_decided_while_the_clocks_of_reconciler_and_server_differ(
     assert isinstance(found, Unreadable)
     assert found.is_failure
     assert says in found.why
-    assert "synchronize both by NTP" in found.why
+    assert "until NTP has synchronized both" in found.why
     reader = TargetReader(api, Policy(), ManualClock(), Owners(api, ManualClock()), GPU_RESOURCES)
     with pytest.raises(MarkError, match=says):
         reader.read(Reference("batch", "v1", "Job", "train", "u1"), "ml", ("suspend",), 0.0, time.time())

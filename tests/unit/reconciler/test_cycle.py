@@ -165,24 +165,16 @@ def test_an_error_with_one_holder_does_not_prevent_the_withdrawal_of_other_marks
     assert bench.cycle.standing == {A: "underused"}
 
 
-def test_a_throttled_write_ends_the_writes_of_the_cycle() -> None:
+@pytest.mark.parametrize(
+    ("result", "written"), [("throttled", ["write a underused"]), ("error", ["write a underused", "write b underused"])]
+)
+def test_only_a_throttled_write_ends_the_writes_of_the_cycle(result: str, written: list[str]) -> None:
     book = Book()
     bench = Bench(book)
-    book.fail = MarkError("throttled", "429")
-    other = HolderName("kubernetes", "ml", "b")
-    bench.runs = {A: (UNDERUSED,), other: (UNDERUSED,)}
-    assert bench.run() == ["write a underused"]
-    assert bench.writes == ["throttled"]
-
-
-def test_a_failed_write_does_not_prevent_other_marks() -> None:
-    book = Book()
-    bench = Bench(book)
-    book.fail = MarkError("error", "odd")
-    other = HolderName("kubernetes", "ml", "b")
-    bench.runs = {A: (UNDERUSED,), other: (UNDERUSED,)}
-    assert bench.run() == ["write a underused", "write b underused"]
-    assert bench.writes == ["error", "error"]
+    book.fail = MarkError(result, "odd")
+    bench.runs = {A: (UNDERUSED,), HolderName("kubernetes", "ml", "b"): (UNDERUSED,)}
+    assert bench.run() == written
+    assert bench.writes == [result] * len(written)
 
 
 def test_a_refusal_does_not_prevent_other_marks() -> None:
@@ -356,6 +348,38 @@ def test_throttling_does_not_delay_a_withdrawal() -> None:
     book.fail = None
     bench.runs = {A: (0.0,), other: (UNDERUSED,)}
     assert bench.run() == ["withdraw a"]
+
+
+def test_a_tenant_that_removes_its_marks_uses_up_no_marks_of_others() -> None:
+    book = Book()
+    bench = Bench(book, policy=POLICY._replace(new_marks_hour_max=6, new_marks_max=2))
+    own = [HolderName("kubernetes", "own", f"p{number}") for number in range(2)]
+    others = [HolderName("kubernetes", "other", f"p{number}") for number in range(4)]
+    bench.runs = {**{name: [90_000.0] for name in own}, **{name: [8_000.0] for name in others}}
+    for _ in range(4):
+        for name in own:
+            book.marks.pop(name, None)
+        bench.run()
+        bench.clock.advance(60.0)
+    assert {name for name in others if name in book.marks} == set(others)
+    assert set(own) & set(book.marks), "they are marked again as soon as others leave room"
+
+
+def test_a_tenant_with_many_idle_holders_delays_marks_of_others_by_an_hour_at_most() -> None:
+    """It removes its marks in every cycle, and has been idle for longer than all others."""
+    book = Book()
+    bench = Bench(book, policy=POLICY._replace(new_marks_hour_max=6, new_marks_max=3))
+    own = [HolderName("kubernetes", "own", f"p{number}") for number in range(8)]
+    others = [HolderName("kubernetes", "other", f"p{number}") for number in range(2)]
+    for minute in range(65):
+        for name in own:
+            book.marks.pop(name, None)
+        bench.runs = {name: [90_000.0] for name in own}
+        if minute >= 3:
+            bench.runs |= {name: [8_000.0] for name in others}
+        bench.run()
+        bench.clock.advance(60.0)
+    assert set(others) <= set(book.marks)
 
 
 def test_new_marks_are_limited_per_hour_too() -> None:

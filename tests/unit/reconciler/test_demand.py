@@ -70,6 +70,20 @@ def test_the_counted_demand_of_one_job_and_of_one_account_is_limited(rows: list[
     assert parse_demand("".join(rows), *LIMITS).counted == {"gpu": counted}
 
 
+@pytest.mark.parametrize(
+    ("rows", "counted"),
+    [
+        ([row(node="gres/gpu:8", partition="a,b,c,d")], {"a": 2, "b": 2, "c": 2, "d": 2}),
+        ([row(node="gres/gpu:64", partition="a,b")], {"a": 4, "b": 4}),  # first the limit of a job
+        ([row(node="gres/gpu:1", partition="a,b")] * 4 + [row(node="gres/gpu:1", partition="b")], {"a": 2, "b": 3}),
+        ([row(node="gres/gpu:8", partition="a,b")] * 6, {"a": 16, "b": 16}),
+        ([row(node="gres/gpu:1", partition=",".join("abcdefghij"))] * 10, dict.fromkeys("abcdefghij", 1)),
+    ],
+)
+def test_a_job_with_several_partitions_counts_in_equal_parts(rows: list[str], counted: dict[str, float]) -> None:
+    assert parse_demand("".join(rows), *LIMITS).counted == counted
+
+
 @pytest.mark.parametrize("text", ["slurm_load_jobs error: Unable to contact slurm controller\n", row()[:-300] + "\n"])
 def test_output_in_another_format_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="cannot parse"):
@@ -111,6 +125,7 @@ def test_unknown_demand_has_no_series_and_is_logged_once(caplog: pytest.LogCaptu
         seen.append([line for line in page if line.startswith("gpu_demand_pending_gpus{")])
     two, three = 'gpu_demand_pending_gpus{pool="gpu"} 2.0', 'gpu_demand_pending_gpus{pool="gpu"} 3.0'
     assert seen == [[two], [], [], [three], []]
+    assert 'gpu_demand_counted_gpus{pool="gpu"} 0.0' in page, "a missing value would not show that no job waits"
     assert [record.getMessage() for record in caplog.records] == [
-        "the GPUs that pending jobs wait for are not known: slurmctld is away"
+        "it is unknown how many GPUs pending jobs wait for: slurmctld is away"
     ]

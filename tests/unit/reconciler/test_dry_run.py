@@ -27,6 +27,7 @@ from gpu_exporter.reconciler.evidence.records import (
     PublishedCause,
     UnitEvidence,
     UnitUse,
+    Unseen,
     UseOfUnits,
     title,
 )
@@ -122,8 +123,8 @@ def test_a_scheduler_that_cannot_be_reached_is_reported_once_and_no_refusal_is_s
         }
     assert preview.notices == [
         "cannot connect to the API server: no service account, and no --kubernetes.kubeconfig; "
-        "cannot show which pods --apply would refuse",
-        "cannot query Slurm: squeue and scontrol are not on PATH; cannot show which jobs --apply would refuse",
+        "so the report does not show which pods --apply would refuse",
+        "cannot query Slurm: squeue and scontrol are not on PATH; so the report does not show which jobs --apply would refuse",
     ]
 
 
@@ -135,7 +136,7 @@ def test_a_server_that_does_not_answer_is_not_asked_for_every_holder() -> None:
     seen = preview.look(decide(Evidence(WALL, tuple(many)), POLICY), WALL)
     assert len(book.calls) == FAILURES_MAX
     assert not any(outlook.checked for outlook in seen.values())
-    assert preview.notices == ["API server: timed out; cannot show which pods --apply would refuse"]
+    assert preview.notices == ["API server: timed out; so the report does not show which pods --apply would refuse"]
     book.fail = None
     seen = preview.look(decide(Evidence(WALL, tuple(many)), POLICY), WALL)
     assert all(outlook.checked for outlook in seen.values())
@@ -175,14 +176,16 @@ def test_the_log_of_a_dry_run_names_each_change_and_each_refusal_once() -> None:
         "ml/a: would write gpu-exporter.io/utilization=candidate: its one GPU idle for 60 min"
     ]
     assert tracker.changes(idle) == []
-    assert tracker.changes(more, refused) == ["ml/a: REFUSED: daemonset: a DaemonSet's pod; otherwise x=underused"]
+    assert tracker.changes(more, refused) == [
+        "ml/a: would not write x=underused: REFUSED (daemonset): a DaemonSet's pod"
+    ]
     assert tracker.changes(more, refused) == []
     assert tracker.changes(busy) == []
     assert tracker.changes(more) == [
         "ml/a: would write gpu-exporter.io/utilization=underused: its one GPU idle for 120 min"
     ]
     assert tracker.changes([]) == [
-        "ml/a: would withdraw gpu-exporter.io/utilization=underused: active, gone, or no evidence"
+        "ml/a: would withdraw gpu-exporter.io/utilization=underused: it is active or gone, or there is no evidence"
     ]
     assert tracker.changes([]) == []
 
@@ -198,7 +201,7 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     source, telemetry = Source(holder(A, (UNDERUSED,))), Telemetry()
     clock = ManualClock(wall=WALL)
     last = "gpu_reconciler_last_success_timestamp_seconds"
-    dry = DryRun(Judge(source, Preview({}).surveyor, Rulebook(POLICY), clock), POLICY, telemetry, Preview({}), clock)
+    dry = DryRun(Judge(source, Preview({}).surveyor, Rulebook(POLICY)), POLICY, telemetry, Preview({}), clock)
     for error in (AnswerError("Prometheus is down"), KeyError("odd"), None):
         source.error = error
         dry.run()
@@ -277,7 +280,7 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
     source = Source(others=(ACTIVE,))
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/busy", "table"), Preview({})) == 0
     text = capsys.readouterr().out
-    said = "\n    at utilization 0 but not idle in the last 1h, by witness: pcie 540 s, power 3 s\n"
+    said = "\n    utilization 0, but other activity in the last 1h, by witness: pcie 540 s, power 3 s\n"
     assert text.count(said) == len(source.asked) == len(ACTIVE.units)
     source.unreadable = True
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/busy", "table"), Preview({})) == 0
@@ -307,7 +310,7 @@ def test_explain_reports_a_name_without_a_holder(capsys: pytest.CaptureFixture[s
         == 2
     )
     assert capsys.readouterr().err == (
-        f"gpu-exporter: job/9: no such holder in the evidence, which has 5 allocations; {FORMS}\n"
+        f"gpu-exporter: job/9: there is no such holder in the evidence, which has 5 allocations; {FORMS}\n"
     )
 
 
@@ -348,7 +351,8 @@ def test_explain_says_when_a_holder_that_is_not_found_last_held_a_gpu_and_what_i
     asked = ExplainRequest("ml/gone", "table")
     assert explain_once(source, Rulebook(POLICY), asked, Preview({})) == 2
     said = capsys.readouterr().err
-    assert "it last held a GPU at 1970-01-12 12:46:40Z: --at=1970-01-12T12:46:40Z; a pod is named as" in said
+    assert "it last held a GPU at 1970-01-12 12:46:40Z: --at=1970-01-12T12:46:40Z; for a report" in said
+    assert "of all its time: gpu-exporter job ml/gone; write a pod as" in said
     assert said.endswith("gpu-exporter: 1 target does not answer (up is 0): n2\n")
     source.unreadable = True
     assert explain_once(source, Rulebook(POLICY), asked, Preview({})) == 2
@@ -386,7 +390,7 @@ def test_explain_finds_the_holder_of_a_gpu_by_uuid(capsys: pytest.CaptureFixture
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("GPU-0", "table"), Preview({})) == 0
     assert "\n  stage underused: " in capsys.readouterr().out
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("GPU-7", "table"), Preview({})) == 2
-    said = f"gpu-exporter: GPU-7: no such holder in the evidence, which has 5 allocations; {FORMS}\n"
+    said = f"gpu-exporter: GPU-7: there is no such holder in the evidence, which has 5 allocations; {FORMS}\n"
     assert capsys.readouterr().err == said
 
 
@@ -416,9 +420,9 @@ def test_explain_for_a_past_time_shows_only_what_was_known_then(
         (
             "candidate",
             CANDIDATE,
-            "underused at 1970-01-12 14:46:39Z if its GPUs stay idle and it does no work on its host; work on a GPU ends the mark",
+            "underused at 1970-01-12 14:46:39Z, if its GPUs stay idle and its host does no work; work on a GPU ends the mark",
         ),
-        ("underused", UNDERUSED, "any work ends the mark, within a cycle"),
+        ("underused", UNDERUSED, "any work ends the mark within one cycle"),
         ("active", 5.0, "candidate after 1h without any work"),
     ],
 )
@@ -460,7 +464,7 @@ def test_a_node_that_has_gone_silent_shows_no_present_use(capsys: pytest.Capture
     known = holder(A, (UNDERUSED,))
     stale = known._replace(units=(known.units[0]._replace(sample_age_s=200.0, causes=(NO_PROCESS,)),))
     explain_once(Source(others=(stale,)), Rulebook(POLICY), ExplainRequest("ml/a", "table"), None)
-    assert capsys.readouterr().out.startswith("ml/a: stage unknown: no sample of the last 2 min\n")
+    assert capsys.readouterr().out.startswith("ml/a: stage unknown: no sample in the last 2 min\n")
     explain_once(Source(others=(stale,)), Rulebook(POLICY), ExplainRequest("ml/a", "json"), None)
     (row,) = json.loads(capsys.readouterr().out)["holders"]
     assert (row["units"][0]["state"], row["units"][0]["utilization_ratio"]) == ("", None)
@@ -471,3 +475,16 @@ def test_what_is_missing_from_the_answer_is_said_in_every_format(form: str, caps
     source = Source(others=(ACTIVE,))
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/busy", form), None) == 0
     assert "the objects around the holder at that time are unknown" in capsys.readouterr().err
+
+
+def test_explain_names_the_missing_exporter_of_a_holder(capsys: pytest.CaptureFixture[str]) -> None:
+    source, preview = Source(holder(A, (UNDERUSED,))), Preview({"kubernetes": Book})
+    read = source.read_evidence
+    lost = HolderName("kubernetes", "ml", "lost")
+    source.read_evidence = lambda marked=(): read(marked)._replace(unseen=[Unseen("n3", lost, "uid")])  # type: ignore[method-assign]
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/lost", "table"), preview) == 2
+    gone = "1 holder has not ended, or its end is unknown"
+    said = f"gpu-exporter: frozen: no data from n3, where {gone}\n"
+    assert capsys.readouterr().err.startswith(said)
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "table"), preview) == 0
+    assert "no data from" not in capsys.readouterr().err, "it is about another holder"

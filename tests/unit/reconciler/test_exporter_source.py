@@ -11,6 +11,7 @@ from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
+from gpu_exporter.reconciler.evidence.records import HolderName, Unseen
 
 
 def test_evidence_from_exporters_contains_every_number_of_a_decision() -> None:
@@ -34,7 +35,7 @@ def test_a_job_id_that_two_slurm_clusters_use_is_unknown_and_the_reason_names_bo
         [parse_exporter("a1:1"), parse_exporter("a2:1"), parse_exporter("b1:1")], 7200.0, ManualClock(wall=NOW), fetch
     )
     (decision,) = decide(source.read_evidence(), Policy())
-    reason = "series of 2 Slurm clusters under one job id: alpha, beta"
+    reason = "jobs of 2 Slurm clusters have this id: alpha, beta"
     assert (decision.stage, decision.reason, decision.cluster) == ("unknown", reason, "")
     (decision,) = decide(
         ExporterSource([parse_exporter("b1:1")], 7200.0, ManualClock(wall=NOW), fetch).read_evidence(), Policy()
@@ -44,7 +45,7 @@ def test_a_job_id_that_two_slurm_clusters_use_is_unknown_and_the_reason_names_bo
     for name, cluster in (("GPU-1", "alpha"), ("GPU-2", "beta")):
         api.more.setdefault("gpu_allocation_info", []).append(({"uuid": name, "slurm_cluster": cluster}, 1.0))
     (decision,) = decide(read(api), Policy())
-    assert decision.reason == "series of 3 Slurm clusters under one job id: a cluster without a name, alpha, beta"
+    assert decision.reason == "jobs of 3 Slurm clusters have this id: a cluster without a name, alpha, beta"
     api = FakeApi()
     api.labels = {"slurm_cluster": "alpha"}
     (decision,) = decide(read(api), Policy())
@@ -152,3 +153,35 @@ def test_a_page_that_contains_no_metrics_is_an_error() -> None:
 def test_too_many_exporters_are_refused() -> None:
     with pytest.raises(ValueError, match="201 exporters exceed the limit of 200: use --source.prometheus"):
         ExporterSource([parse_exporter("http://n/")] * 201, 1.0, ManualClock(wall=NOW))
+
+
+def test_a_silent_exporter_is_remembered_for_an_hour_with_the_holders_that_no_other_shows() -> None:
+    pod = 'uuid="GPU-7",scheduler="kubernetes",namespace="ml",pod="a",container="c"'
+    texts = {
+        "n1:1": page(8e3, 9e3, 9e3) + f'gpu_allocation_info{{{pod},pod_uid="uid",source="kubelet"}} 1\n',
+        "n2:1": page(8e3, 9e3, 9e3).replace('job_id="42"', 'job_id="42",identity="hidden"').replace("GPU-0", "GPU-1"),
+        "n3:1": "gpu_exporter_build_info 1\n",
+    }
+    clock = ManualClock(wall=NOW)
+
+    def fetch(address: Address) -> str:
+        if not texts[address.place]:
+            raise AnswerError(f"{address}: connection refused")
+        return texts[address.place]
+
+    source = ExporterSource(list(map(parse_exporter, texts)), 7200.0, clock, fetch)
+    assert source.read_evidence().unseen == ()
+    first, texts["n1:1"], texts["n2:1"] = texts["n1:1"], "", ""
+    job, other = (
+        Unseen("n1:1", HolderName("slurm", "", "42"), f"{NOW - 9000:.0f}"),
+        Unseen("n1:1", HolderName("kubernetes", "ml", "a"), "uid"),
+    )
+    assert set(source.read_evidence().unseen) == {job, other}
+    texts["n3:1"] = page(8e3, 9e3, 9e3)  # the node has another exporter now
+    assert source.read_evidence().unseen == (other,)
+    clock.advance(3600.0)
+    assert source.read_evidence().unseen == (other,)
+    clock.advance(1.0)
+    assert source.read_evidence().unseen == ()
+    texts["n1:1"] = first
+    assert source.read_evidence().unseen == ()

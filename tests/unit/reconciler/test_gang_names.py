@@ -163,12 +163,14 @@ def test_a_key_that_only_resembles_gang_makes_no_gang(key: str) -> None:
 
 INDEXED = {"parallelism": 8, "completions": 8}
 QUEUE = {"parallelism": 8}
-ENDS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+ENDS: list[tuple[dict[str, Any], dict[str, Any], int | None]] = [
     (INDEXED, {}, 8),
     (INDEXED, {"succeeded": 3}, 5),
     (INDEXED, {"succeeded": 3, "failedIndexes": "1,4-5"}, 2),
     (QUEUE, {}, 8),
-    (QUEUE, {"succeeded": 1, "active": 2}, 2),
+    (QUEUE, {"succeeded": 1, "active": 2}, 2),  # a work queue starts no further pod
+    (QUEUE, {"succeeded": 1}, 0),
+    ({"completions": 4}, {}, None),
     *(
         ({**spec}, {"active": 1, "conditions": [{"type": kind, "status": "True"}]}, 0)
         for spec in (INDEXED, QUEUE)
@@ -180,6 +182,6 @@ ENDS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
 
 @pytest.mark.parametrize(("spec", "status", "wanted"), ENDS)
 def test_a_job_wants_only_the_pods_that_it_can_still_start(
-    spec: dict[str, Any], status: dict[str, Any], wanted: int
+    spec: dict[str, Any], status: dict[str, Any], wanted: int | None
 ) -> None:
     assert pods_wanted("Job", {"spec": spec, "status": status}) == wanted

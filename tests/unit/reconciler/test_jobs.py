@@ -61,6 +61,30 @@ def test_jobs_of_two_releases_are_parsed_alike(make: Any, field: str) -> None:
     assert (task.job_id, task.target) == ("7", "5_3")
 
 
+@pytest.mark.parametrize("make", [row_of_22_05, row_of_24_11])
+@pytest.mark.parametrize(
+    ("fields", "title", "reservations"),
+    [
+        ({}, None, None),
+        ({"name": None, "resv_name": None}, None, None),
+        ({"name": 3, "resv_name": ["a"]}, None, None),
+        ({"name": "", "resv_name": ""}, "", ()),
+        ({"name": "a*b\n", "resv_name": "course-1"}, "a*b\n", ("course-1",)),
+        ({"name": "\ud800" * 8192, "resv_name": "a,b,"}, "\ud800" * 8192, ("a", "b")),
+    ],
+)
+def test_names_and_reservations_are_as_slurm_shows_them_or_unknown(
+    make: Any, fields: dict[str, Any], title: str | None, reservations: tuple[str, ...] | None
+) -> None:
+    text = json.dumps({"jobs": [make(job_id=8, name="train", resv_name=""), make(**fields)]})
+    plain, job = jobs.parse_jobs(text, ["Comment"])
+    assert (plain.title, plain.reservations) == ("train", ())
+    assert (job.title, job.reservations) == (title, reservations)
+    facts = describe(job, [plain, job], Policy()).job_facts
+    shown = {"job_names": None if title is None else (title,), "reservations": reservations}
+    assert facts == {key: values for key, values in shown.items() if values is not None}
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"jobs": [{}]}', '{"jobs": 3}', '{"jobs": [{"job_id": "x"}]}'])
 def test_a_text_that_is_no_answer_of_squeue_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="cannot parse|malformed"):
@@ -73,6 +97,20 @@ def test_a_component_of_a_heterogeneous_job_has_its_own_target() -> None:
     leader = row_of_24_11(het_job_id={"set": True, "number": 7}, het_job_offset={"set": True, "number": 0})
     (later,) = jobs.parse_jobs(json.dumps({"jobs": [leader]}), ["Extra"])
     assert later.target == "7+0"
+
+
+@pytest.mark.parametrize(
+    ("fields", "user"),
+    [
+        ({"user_name": "ada", "user_id": 1001}, "ada"),
+        ({"user_name": "nobody", "user_id": 1001}, "uid:1001"),
+        ({"user_name": "", "user_id": {"set": True, "infinite": False, "number": 1001}}, "uid:1001"),
+        ({"user_name": None}, ""),
+    ],
+)
+def test_two_users_without_a_name_are_two_users_for_the_jobs_that_wait(fields: dict[str, Any], user: str) -> None:
+    (job,) = jobs.parse_jobs(json.dumps({"jobs": [row_of_24_11(**fields)]}), ["Extra"])
+    assert job.user == user
 
 
 def test_a_malformed_job_does_not_hide_other_jobs() -> None:
@@ -139,7 +177,7 @@ def test_the_start_of_another_clusters_job_does_not_end_the_mark_of_a_job_here()
 
 @pytest.mark.parametrize("settings", ["", "ClusterName =\nSlurmUser = slurm\n", "ClusterName = (null)\n"])
 def test_no_job_is_marked_if_slurm_has_no_cluster_name(settings: str) -> None:
-    with pytest.raises(MarkError, match="ClusterName is missing.*jobs are not marked; set ClusterName in slurm.conf"):
+    with pytest.raises(MarkError, match="ClusterName is missing.*marks none: set ClusterName in slurm.conf"):
         MemorySlurm(settings=settings)
 
 
@@ -347,7 +385,9 @@ def test_if_admin_comment_is_denied_marks_are_written_to_the_next_field() -> Non
     marker.denied = {"AdminComment"}
     with pytest.raises(
         MarkError,
-        match="only an Administrator .* may write AdminComment; from the next cycle on, marks are written to Extra",
+        match=(
+            "only an Administrator .* may write AdminComment; from the next cycle on, the reconciler writes marks to Extra"
+        ),
     ):
         marker.write(JOB, WALL)
     marker.write(JOB, WALL)
@@ -365,9 +405,9 @@ def test_if_admin_comment_is_denied_marks_are_written_to_the_next_field() -> Non
 def test_extra_is_not_written_where_it_is_a_node_filter() -> None:
     settings = "ClusterName = lab\nSchedulerParameters = bf_continue,extra_constraints\n"
     assert MemorySlurm(settings=settings, field=jobs.AUTO).fields == ["AdminComment"]
-    with pytest.raises(MarkError, match="makes Extra a node filter"):
+    with pytest.raises(MarkError, match="Slurm filters nodes by Extra"):
         MemorySlurm(settings=settings, field="Extra")
-    with pytest.raises(MarkError, match="slurm-wlm 22.05 has no field Extra; use Comment"):
+    with pytest.raises(MarkError, match="slurm-wlm 22.05 has no field Extra: set --slurm.field=Comment"):
         MemorySlurm("22.05.8", field="Extra")
 
 
@@ -458,7 +498,7 @@ def test_a_mark_that_cannot_be_removed_is_reported_and_does_not_prevent_a_mark_i
     with pytest.raises(MarkError, match="denied.*only an Administrator .* may write AdminComment"):
         marker.withdraw(mark, "over", WALL)
     assert (marker.text(7, "Extra"), marker.text(7, "AdminComment")) == ("", MARK)
-    with pytest.raises(MarkError, match="AdminComment is not changed"):
+    with pytest.raises(MarkError, match="leaves AdminComment unchanged"):
         marker.write(JOB, WALL)
     marker.write(JOB, WALL)
     assert marker.text(7, "Extra").startswith(f"{LABEL}=underused;since=2027")
@@ -482,3 +522,22 @@ def test_a_slow_slurmctld_is_asked_less_often(slow_s: float, runs: int) -> None:
         marker.clock.advance(began + start - marker.clock.monotonic())
         cycles.run()
     assert marker.calls.count("squeue --json") == runs
+
+
+def test_a_job_lives_while_squeue_lists_this_run_of_it() -> None:
+    marker = MemorySlurm()
+    begun = 1_799_991_000
+    marker.rows[1]["job_state"] = ["COMPLETED"]
+    marker.rows[2]["start_time"]["number"] = begun + 60  # requeued
+    marker.rows[3]["start_time"]["number"] = begun + 1
+    asked = {(HolderName("slurm", "", str(job)), start) for job in (1, 2, 3, 4, 99) for start in (str(begun), "")}
+    marker.list_marks()
+    lists = len(marker.calls)
+    found = marker.find_living(asked)
+    assert {name.name for name, start in found if start} == {"1", "4"}
+    assert {name.name for name, start in found if not start} == {"1", "3", "4"}
+    assert len(marker.calls) == lists, "the list of this cycle is enough"
+    marker.rows.append({"job_id": None})
+    marker.clock.advance(3600.0)
+    marker._run = lambda *command: "no answer"  # type: ignore[method-assign]
+    assert marker.find_living(asked) == asked

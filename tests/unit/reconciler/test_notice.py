@@ -23,19 +23,19 @@ KEEP = (
 @pytest.mark.parametrize(
     ("decision", "comes_next"),
     [
-        (CANDIDATE, "It is marked underused when its GPUs have been idle for 2h"),
+        (CANDIDATE, "It becomes underused when its GPUs have been idle for 2h"),
         (
             CANDIDATE._replace(windows=Windows(3600.0, 14400.0)),
-            "It is marked underused when its GPUs have been idle for 4h",
+            "It becomes underused when its GPUs have been idle for 4h",
         ),
         (CANDIDATE._replace(around=Surroundings(ceiling="pod train has a sign")), "It stays at this stage"),
         (
             CANDIDATE._replace(stage="partial"),
-            "It is not marked underused while some of its GPUs work; request fewer GPUs if these are enough",
+            "It does not become underused while some of its GPUs work. If these are enough, request fewer GPUs",
         ),
         (
             CANDIDATE._replace(stage="underused"),
-            "From now on other tools may take its GPUs back; work on a GPU ends the mark",
+            "From now on, other tools may take its GPUs back. Work on a GPU ends the mark",
         ),
     ],
 )
@@ -77,7 +77,7 @@ def test_the_mark_names_the_cause_and_what_to_change_and_forgets_both_with_the_c
         "GPU only in the step that uses it"
     )
     assert annotate(found)["gpu-exporter.io/cause"] == said
-    assert f". Likely cause: {said}. It is marked" in event_note(found, Policy(), WALL)
+    assert f". Likely cause: {said}. It becomes underused" in event_note(found, Policy(), WALL)
     assert annotate(CANDIDATE)["gpu-exporter.io/cause"] is None, "a merge patch with null removes an earlier one"
     loaders = found._replace(units=(unit._replace(causes=(PublishedCause("too_few_workers", "high"),)),))
     server = loaders._replace(around=Surroundings(kind="serving", kind_why="the Service chat selects its pod"))

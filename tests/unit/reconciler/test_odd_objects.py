@@ -162,7 +162,7 @@ class Idle:
 def judge(objects: dict[str, list[Any]], *busy: int) -> tuple[Judgement, PodMarker]:
     clock = ManualClock(wall=WALL)
     marker = PodMarker(MemoryApi(objects), POLICY, clock, resources=GPU_RESOURCES)
-    return judge_of(Idle(*busy), [marker], Rulebook(POLICY), clock).judge(), marker
+    return judge_of(Idle(*busy), [marker], Rulebook(POLICY)).judge(), marker
 
 
 def everything() -> dict[str, list[Any]]:
@@ -202,7 +202,7 @@ def test_objects_that_are_left_out_are_counted_and_logged(caplog: pytest.LogCapt
     objects["Service"][4] = spoilt("Service", 4, "spec/selector", 7)
     judged, marker = judge(objects)
     assert marker.odd["Pod", "size"] >= 1 and marker.odd["Service", "malformed"] >= 1
-    assert "Pod ml/p3 is left out: it is longer than 2 MiB" in caplog.text
+    assert "the reconciler ignores Pod ml/p3: it is longer than 2 MiB" in caplog.text
     assert ("size", "Pod") in judged.unreadable
     (decision,) = [each for each in judged.decisions if each.name.name == "p3"]
     assert "pod ml/p3 cannot be read" in decision.reason
@@ -316,7 +316,7 @@ def test_a_mark_on_an_odd_pod_can_be_withdrawn(change: dict[str, Any], text: boo
     assert sorted(marks) == ["p0", "p1", "p2"]
     assert marks["p1"].incarnation == "uid-1"
     if text:
-        with pytest.raises(Refused, match="only the metadata of the pod can be read"):
+        with pytest.raises(Refused, match="so only its metadata can be read"):
             marker.check_alone(marks["p1"], None, 60.0, WALL)
     else:
         assert marks["p1"].ended and marker.read_fate(marks["p1"].name, "uid-1") == "lost"

@@ -27,7 +27,7 @@ from gpu_exporter.reconciler.decision.outcomes import (
 )
 from gpu_exporter.reconciler.decision.policy import Decision, decide_holder, windows_of
 from gpu_exporter.reconciler.decision.surroundings import Exemption, Member, Surroundings, Unreadable
-from gpu_exporter.reconciler.evidence.records import HolderName
+from gpu_exporter.reconciler.evidence.records import HolderName, Unseen
 
 
 class Watched(Bench):
@@ -215,7 +215,7 @@ def test_a_candidate_is_not_counted_and_a_short_unknown_time_does_not_count_a_gr
     for around in (Unreadable("the API server was slow", True), Surroundings()) * 3:
         bench.books[0].around = {A: around}
         bench.pass_time(90.0)
-        bench.exporters = 10 if isinstance(around, Unreadable) else 100  # most exporters are gone, so a brake is active
+        bench.unseen = [Unseen("n1", A, "uid")] if isinstance(around, Unreadable) else []  # a brake is active
     assert bench.counts() == (1, {})
 
 

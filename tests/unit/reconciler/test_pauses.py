@@ -58,9 +58,8 @@ def test_the_end_of_a_pause_is_remembered_after_its_time_is_no_longer_asked_for(
 
 
 def test_a_pause_is_a_brake_with_its_reason() -> None:
-    bench = Bench(Book())
     evidence = Evidence(WALL, (), paused="policy.pause_when has 3 series")
-    assert Brakes(POLICY, bench.clock).check(evidence, ()) == {PAUSED: Freeze("policy.pause_when has 3 series")}
+    assert Brakes(POLICY).check(evidence, ()) == {PAUSED: Freeze("policy.pause_when has 3 series")}
     assert PAUSED in FREEZES
 
 

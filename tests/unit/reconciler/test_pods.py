@@ -20,6 +20,7 @@ from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.outside import parse_timestamp
 from gpu_exporter.common.vendor import NVIDIA
 from gpu_exporter.reconciler.decision.policy import LABEL, Decision
+from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.records import HolderName, UnitEvidence
 from gpu_exporter.reconciler.kubernetes import checks
 from gpu_exporter.reconciler.kubernetes import marker as pods
@@ -28,6 +29,8 @@ from gpu_exporter.reconciler.kubernetes.client.lean import trim_pod
 from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
 
 WALL = 1_800_000_000.0
+SYSTEM = ("kube-system", "gpu-operator")
+DAEMON = Surroundings(is_daemon=True)
 POD = Decision(
     HolderName("kubernetes", "ml", "train"), "", "underused", "idle", (), 2, WALL - 8000, "uid-1", WALL - 9000, 7200.0
 )
@@ -60,7 +63,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_a_pod_that_fits_its_evidence_may_be_marked() -> None:
-    checks.check_markable(LIVE, POD, WALL, resources=GPU_RESOURCES)
+    checks.check_markable(LIVE, POD, WALL, GPU_RESOURCES, SYSTEM)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,6 @@ def test_a_pod_that_fits_its_evidence_may_be_marked() -> None:
         ("metadata/annotations", {checks.MIRROR: "hash"}, "static"),
         ("metadata/namespace", "kube-system", "critical"),
         ("spec/priorityClassName", "system-node-critical", "critical"),
-        ("metadata/ownerReferences", [{"kind": "DaemonSet"}], "daemonset"),
         ("metadata/labels", {LABEL: "keep"}, "foreign"),
         ("spec/containers/0/resources/limits/nvidia.com~gpu", "1", "gpus"),
         ("status/phase", "Pending", "not_running"),
@@ -86,18 +88,44 @@ def test_a_pod_that_does_not_fit_its_decision_is_refused(path: str, value: Any, 
     if "GPU" in limits:
         limits["nvidia.com/gpu"] = limits.pop("GPU")
     with pytest.raises(Refused) as caught:
-        checks.check_markable(pod, POD, WALL, resources=GPU_RESOURCES)
+        checks.check_markable(pod, POD, WALL, GPU_RESOURCES, SYSTEM)
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("namespace", "priority", "around", "reason"),
+    [
+        ("ml", "", DAEMON, "daemonset"),
+        ("ml", "system-cluster-critical", DAEMON, "critical"),
+        ("ml", "team-critical", Surroundings(), ""),
+        ("gpu-operator", "", DAEMON, "system"),
+        ("gpu-operator", "system-cluster-critical", Surroundings(), "system"),
+        ("gpu-operator", "", Surroundings(), "critical"),
+    ],
+)
+def test_only_in_the_namespaces_of_the_site_a_pod_belongs_to_the_cluster(
+    namespace: str, priority: str, around: Surroundings, reason: str
+) -> None:
+    pod = changed("spec/priorityClassName", priority)
+    pod["metadata"]["namespace"] = namespace
+    # What a tenant writes counts only if it was confirmed.
+    pod["metadata"]["ownerReferences"] = [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "mine", "uid": "u"}]
+    try:
+        checks.check_markable(pod, POD._replace(around=around), WALL, GPU_RESOURCES, SYSTEM)
+        found = ""
+    except Refused as refused:
+        found = refused.reason
+    assert found == reason
 
 
 def test_a_pod_whose_container_has_run_for_just_long_enough_may_be_marked() -> None:
     started = changed("status/containerStatuses/0/state/running/startedAt", "2027-01-15T06:00:00Z")
-    checks.check_markable(started, POD, WALL, resources=GPU_RESOURCES)
+    checks.check_markable(started, POD, WALL, GPU_RESOURCES, SYSTEM)
 
 
 def test_a_pod_is_refused_if_the_evidence_names_no_uid() -> None:
     with pytest.raises(Refused) as caught:
-        checks.check_markable(LIVE, POD._replace(incarnation=""), WALL, resources=GPU_RESOURCES)
+        checks.check_markable(LIVE, POD._replace(incarnation=""), WALL, GPU_RESOURCES, SYSTEM)
     assert caught.value.reason == "identity"
 
 
@@ -116,24 +144,24 @@ def test_a_pod_is_refused_if_the_evidence_is_from_another_node(node: str, hosts:
     units = tuple(UnitEvidence(host, "0", "GPU-0", "", 0.0, 9000.0, 1.0, 1.0, 4, host=host) for host in hosts)
     decision = POD._replace(units=units)
     if not refused:
-        checks.check_markable(pod, decision, WALL, resources=GPU_RESOURCES)
+        checks.check_markable(pod, decision, WALL, GPU_RESOURCES, SYSTEM)
         return
     with pytest.raises(Refused, match=f"^{refused}$") as caught:
-        checks.check_markable(pod, decision, WALL, resources=GPU_RESOURCES)
+        checks.check_markable(pod, decision, WALL, GPU_RESOURCES, SYSTEM)
     assert caught.value.reason == "node"
 
 
 def test_the_gpus_of_a_sidecar_count() -> None:
     pod = changed("spec/initContainers", [{"name": "s", "restartPolicy": "Always", **LIVE["spec"]["containers"][0]}])
     pod["spec"]["initContainers"][0]["name"] = "s"
-    with pytest.raises(Refused, match="asks for 4 GPUs"):
-        checks.check_markable(pod, POD, WALL, resources=GPU_RESOURCES)
+    with pytest.raises(Refused, match="requests 4 GPUs"):
+        checks.check_markable(pod, POD, WALL, GPU_RESOURCES, SYSTEM)
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"])
 def test_only_gpus_count_as_gpus(resource: str) -> None:
     limits = {resource: "2", "nvidia.com/hostdev": "1", "nvidia.com/rdma_shared": "1", "nvidia.com/gpumem": "8000"}
-    checks.check_markable(changed("spec/containers/0/resources/limits", limits), POD, WALL, resources=GPU_RESOURCES)
+    checks.check_markable(changed("spec/containers/0/resources/limits", limits), POD, WALL, GPU_RESOURCES, SYSTEM)
 
 
 SITE = NVIDIA.resources([r"example\.com/h100(-.+)?", "cpu|memory|.*gpumem"])
@@ -157,20 +185,20 @@ def site_pod(limits: dict[str, str]) -> dict[str, Any]:
 def test_gpus_of_a_resource_with_the_sites_own_name_are_counted(limits: dict[str, str], asked: int) -> None:
     pod = site_pod(limits)
     if asked == 2:
-        return checks.check_markable(pod, POD, WALL, SITE)
+        return checks.check_markable(pod, POD, WALL, SITE, SYSTEM)
     with pytest.raises(Refused) as caught:
-        checks.check_markable(pod, POD, WALL, SITE)
-    assert str(caught.value) == f"the pod asks for {asked} GPUs, but the evidence is about 2"
+        checks.check_markable(pod, POD, WALL, SITE, SYSTEM)
+    assert str(caught.value) == f"the pod requests {asked} GPUs, but the evidence is about 2"
 
 
 def test_a_pod_whose_gpus_have_an_unknown_resource_is_refused_with_the_remedy() -> None:
     """The kubelet shows the UUIDs of the devices, but the number of GPUs in the pod's spec is then unknown."""
     for limits in ({"example.com/h100": "1"}, {}):
         with pytest.raises(Refused) as caught:
-            checks.check_markable(site_pod(limits), POD, WALL, resources=GPU_RESOURCES)
+            checks.check_markable(site_pod(limits), POD, WALL, GPU_RESOURCES, SYSTEM)
         assert (caught.value.reason, str(caught.value)) == (
             "gpus",
-            "the pod asks for 0 GPUs, but the evidence is about 2; if its GPUs have a resource of another name, set "
+            "the pod requests 0 GPUs, but the evidence is about 2; if its GPUs are another resource, set "
             "--attribution.resource",
         )
 
@@ -366,8 +394,8 @@ def with_claim(limits: dict[str, str] | None = None) -> dict[str, Any]:
 
 def test_the_gpus_of_a_pod_with_a_claim_are_counted_by_the_evidence() -> None:
     for pod in (with_claim(), with_claim({"nvidia.com/gpu": "1"})):
-        checks.check_markable(pod, POD, WALL, resources=GPU_RESOURCES)
-        checks.check_markable(trim_pod(pod), POD, WALL, resources=GPU_RESOURCES)
+        checks.check_markable(pod, POD, WALL, GPU_RESOURCES, SYSTEM)
+        checks.check_markable(trim_pod(pod), POD, WALL, GPU_RESOURCES, SYSTEM)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +414,7 @@ def test_a_pod_with_a_claim_that_does_not_fit_its_decision_is_refused(
     pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = started
     for live in (pod, trim_pod(pod)):
         with pytest.raises(Refused) as caught:
-            checks.check_markable(live, POD._replace(held=held), WALL, resources=GPU_RESOURCES)
+            checks.check_markable(live, POD._replace(held=held), WALL, GPU_RESOURCES, SYSTEM)
         assert caught.value.reason == reason
 
 
@@ -400,9 +428,9 @@ def test_several_replicas_may_be_one_gpu() -> None:
     for shared, held, is_markable in ((True, 1, True), (True, 2, True), (True, 5, False), (False, 1, False)):
         decision = POD._replace(held=held, units=(unit._replace(is_shared=shared),) * held)
         if is_markable:
-            checks.check_markable(pod, decision, WALL, resources=GPU_RESOURCES)
+            checks.check_markable(pod, decision, WALL, GPU_RESOURCES, SYSTEM)
         else:
-            with pytest.raises(Refused, match=f"asks for 4 GPUs, but the evidence is about {held}"):
-                checks.check_markable(pod, decision, WALL, resources=GPU_RESOURCES)
+            with pytest.raises(Refused, match=f"requests 4 GPUs, but the evidence is about {held}"):
+                checks.check_markable(pod, decision, WALL, GPU_RESOURCES, SYSTEM)
     mixed = POD._replace(held=2, units=(unit, unit._replace(is_shared=True)))
     assert not mixed.holds(4), "a whole GPU counts as one"

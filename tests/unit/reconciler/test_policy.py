@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision, decide, merge_units
+from gpu_exporter.reconciler.decision.spared import why_spared
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, PublishedCause, UnitEvidence
 from gpu_exporter.reconciler.kubernetes.notice import event_note
 from gpu_exporter.reconciler.preview import Outlook
@@ -51,6 +52,40 @@ def unit(**changes: Any) -> UnitEvidence:
     return UNIT._replace(**changes)
 
 
+def test_a_report_of_work_counts_although_another_report_of_the_gpu_is_old() -> None:
+    """One of two exporters of a node hangs. The mark is then withdrawn at once, and not when evidence is too old."""
+    works, hangs = unit(idle_run_s=5.0), unit(sample_age_s=300.0)
+    assert (judge(works, hangs, held=1).stage, judge(works, hangs, held=1).active) == ("unknown", True)
+    assert not judge(unit(), hangs, held=1).active
+
+
+def test_a_report_from_the_future_is_a_wrong_clock_although_another_report_is_older() -> None:
+    found = judge(unit(), unit(sample_age_s=-1000.0), held=1)
+    assert (found.stage, "a clock is wrong" in found.reason) == ("unknown", True)
+
+
+@pytest.mark.parametrize("runs_s", [(4000.0,), (3000.0, 7000.0), (4000.0, 100.0), (-math.inf,)])
+def test_restarts_at_any_time_are_counted_if_no_unit_worked(runs_s: tuple[float, ...]) -> None:
+    """Two containers that restart in turn: at each moment one of the idle runs is short."""
+    units = [
+        unit(uuid=f"GPU-{at}", idle_run_s=run_s, quiet_s=3 * 3600.0)
+        if run_s >= 0
+        else unit(uuid=f"GPU-{at}", idle_run_s=None, obstacle="no_process", quiet_s=3 * 3600.0)
+        for at, run_s in enumerate(runs_s)
+    ]
+    assert why_spared(judge(*units)) == "interrupted"
+    assert why_spared(judge(*(each._replace(quiet_s=100.0) for each in units))) == ""
+
+
+@pytest.mark.parametrize(
+    ("mark", "stage"), [("partial", "unknown"), ("sharing-candidate", "unknown"), ("candidate", "candidate")]
+)
+def test_the_slack_of_a_mark_sets_no_other_mark(mark: str, stage: str) -> None:
+    holder = HolderEvidence(POD, "", (unit(coverage=0.87),), 1, mark=mark)
+    (decision,) = decide(Evidence(NOW, (holder,)), POLICY)
+    assert decision.stage == stage
+
+
 @pytest.mark.parametrize(
     ("changes", "stage", "reason"),
     [
@@ -85,81 +120,99 @@ def unit(**changes: Any) -> UnitEvidence:
         ),
         ({"host_cpu_ratio": 0.25, "host_io_bytes_per_s": 2e7}, "underused", "its one GPU idle for 3.0 h"),
         ({"host_cpu_ratio": math.nan}, "underused", "its one GPU idle for 3.0 h"),
+        (  # a thread that only polls looks the same
+            {"host_cpu_ratio": 0.0625, "host_cores": 1.0, "host_cpus": 16.0},
+            "underused",
+            "its one GPU idle for 3.0 h; the holder uses 1.0 of its 16 CPU cores",
+        ),
+        ({"host_cores": 0.89, "host_cpus": 16.0}, "underused", "its one GPU idle for 3.0 h"),
+        ({"host_cores": math.nan, "host_cpus": math.nan}, "underused", "its one GPU idle for 3.0 h"),
+        (
+            {"host_cores": 1.0, "idle_run_s": 3600.0},
+            "candidate",
+            "its one GPU idle for 60 min; the holder uses 1.0 CPU cores",
+        ),
+        (
+            {"host_cpu_ratio": 0.62, "host_cores": 9.92, "host_cpus": 16.0},
+            "candidate",
+            "its one GPU idle for 3.0 h, but the holder uses 9.9 of its 16 CPU cores, so it stays a candidate until it has been idle for 6.0 h",
+        ),
         (
             {"host_cpu_ratio": 1.0, "idle_run_s": 6 * 3600.0, "start_wall": NOW - 9 * 3600},
             "underused",
-            "its one GPU idle for 6.0 h; it uses 100% of its CPUs, so its GPUs are not taken back",
+            "its one GPU idle for 6.0 h; the holder uses 100% of its CPUs, so the reconciler takes none of its GPUs back",
         ),
         ({"host_cpu_ratio": 1.0, "idle_run_s": 3600.0}, "candidate", "its one GPU idle for 60 min"),
         ({"idle_run_s": 3599.0}, "active", "longest idle run 59 min, below 60 min"),
         ({"idle_run_s": 0.0}, "active", "longest idle run 0 s, below 60 min"),
-        ({"idle_run_s": None}, "unknown", "no idle run is published for n1 gpu 0: its activity is not known"),
+        ({"idle_run_s": None}, "unknown", "the idle time of n1 gpu 0 is unknown: its activity is not known"),
         (
             {"idle_run_s": None, "obstacle": "no_answer"},
             "unknown",
-            "no idle run is published for n1 gpu 0: the GPU does not answer",
+            "the idle time of n1 gpu 0 is unknown: the GPU does not answer",
         ),
         ({"idle_run_s": None, "obstacle": "suspended"}, "not_running", "the job is SUSPENDED"),
         ({"idle_run_s": None, "obstacle": "not_started"}, "not_running", "its container has not started"),
         (
             {"idle_run_s": None, "obstacle": "suspended", "sample_age_s": 121.0},
             "unknown",
-            "no sample of the last 2 min",
+            "no sample in the last 2 min",
         ),
-        ({"sample_age_s": None}, "unknown", "no sample of the last 2 min"),
-        ({"sample_age_s": 121.0}, "unknown", "no sample of the last 2 min"),
-        ({"sample_age_s": -300.0}, "unknown", "the newest sample is 5 min ahead: a clock is wrong"),
+        ({"sample_age_s": None}, "unknown", "no sample in the last 2 min"),
+        ({"sample_age_s": 121.0}, "unknown", "no sample in the last 2 min"),
+        ({"sample_age_s": -300.0}, "unknown", "the newest sample is 5 min in the future: a clock is wrong"),
         ({"start_wall": None}, "unknown", "the start of the allocation is not known"),
-        ({"start_wall": NOW - 600}, "starting", "held for 10 min; no mark in its first 30 min (startup grace)"),
-        ({"coverage": 0.89}, "unknown", "only 89% of the time is observed, 90% is needed"),
-        ({"coverage": None}, "unknown", "an unknown share of the time is observed, 90% is needed"),
-        ({"coverage": math.nan}, "unknown", "an unknown share of the time is observed, 90% is needed"),
-        ({"idle_run_s": math.nan}, "unknown", "no idle run is published for n1 gpu 0: its activity is not known"),
+        ({"start_wall": NOW - 600}, "starting", "held for 10 min; it gets no mark in its first 30 min (startup grace)"),
+        ({"coverage": 0.89}, "unknown", "only 89% of the time is known; the policy requires 90%"),
+        ({"coverage": None}, "unknown", "an unknown share of the time is known; the policy requires 90%"),
+        ({"coverage": math.nan}, "unknown", "an unknown share of the time is known; the policy requires 90%"),
+        ({"idle_run_s": math.nan}, "unknown", "the idle time of n1 gpu 0 is unknown: its activity is not known"),
         ({"start_wall": math.nan}, "unknown", "the start of the allocation is not known"),
-        ({"sample_age_s": math.nan}, "unknown", "no sample of the last 2 min"),
+        ({"sample_age_s": math.nan}, "unknown", "no sample in the last 2 min"),
         (
             {"witnesses": None},
             "candidate",
-            "its one GPU idle for 3.0 h, but its number of witnesses is not published, so it stays a candidate",
+            "its one GPU idle for 3.0 h, but the number of its witnesses is unknown, so it stays a candidate",
         ),
         (
             {"witnesses": 1},
             "candidate",
-            "its one GPU idle for 3.0 h, but only one witness shows a part of that, so it stays a candidate",
+            (
+                "its one GPU idle for 3.0 h, but only one witness shows it for a part of this time, so it "
+                "stays a candidate"
+            ),
         ),
         ({"witnesses": 2}, "underused", "its one GPU idle for 3.0 h"),
         ({"idle_run_s": 7200.0}, "underused", "its one GPU idle for 120 min"),
         ({"coverage": 0.9}, "underused", "its one GPU idle for 3.0 h"),
         ({"sample_age_s": 119.0}, "underused", "its one GPU idle for 3.0 h"),
-        ({"sample_age_s": 120.0}, "unknown", "no sample of the last 2 min"),
+        ({"sample_age_s": 120.0}, "unknown", "no sample in the last 2 min"),
         ({"sample_age_s": -120.0}, "underused", "its one GPU idle for 3.0 h"),
         ({"sample_age_s": 119.0, "sample_interval_s": 15.0}, "underused", "its one GPU idle for 3.0 h"),
         ({"sample_age_s": 239.0, "sample_interval_s": 60.0}, "underused", "its one GPU idle for 3.0 h"),
-        ({"sample_age_s": 240.0, "sample_interval_s": 60.0}, "unknown", "no sample of the last 4 min"),
+        ({"sample_age_s": 240.0, "sample_interval_s": 60.0}, "unknown", "no sample in the last 4 min"),
         ({"sample_age_s": -240.0, "sample_interval_s": 60.0}, "underused", "its one GPU idle for 3.0 h"),
         (
             {"sample_age_s": -241.0, "sample_interval_s": 60.0},
             "unknown",
-            "the newest sample is 4 min ahead: a clock is wrong",
+            "the newest sample is 4 min in the future: a clock is wrong",
         ),
         ({"idle_run_s": 1800.0, "start_wall": NOW - 1800}, "active", "longest idle run 30 min, below 60 min"),
         (
             {"idle_run_s": 0.0, "start_wall": NOW - 1799},
             "starting",
-            "held for 29 min; no mark in its first 30 min (startup grace)",
+            "held for 29 min; it gets no mark in its first 30 min (startup grace)",
         ),
         ({"start_wall": NOW - 3 * 3600 + 120}, "underused", "its one GPU idle for 3.0 h"),
         (
             {"start_wall": NOW - 3 * 3600 + 121},
             "unknown",
-            "an idle run is 2 min longer than the allocation: a clock was set since its start, or two holders have the "
-            "same name",
+            "its idle run is 2 min longer than its allocation: a clock was changed, or two holders have the same name",
         ),
         (
             {"start_wall": NOW - 2 * 3600},
             "unknown",
-            "an idle run is 60 min longer than the allocation: a clock was set since its start, or two holders have the "
-            "same name",
+            "its idle run is 60 min longer than its allocation: a clock was changed, or two holders have the same name",
         ),
         (
             {"start_wall": NOW + 7200},
@@ -169,7 +222,7 @@ def unit(**changes: Any) -> UnitEvidence:
         (
             {"idle_run_s": 0.0, "start_wall": NOW + 60},
             "starting",
-            "held for -60 s; no mark in its first 30 min (startup grace)",
+            "held for -60 s; it gets no mark in its first 30 min (startup grace)",
         ),
     ],
 )
@@ -196,7 +249,10 @@ def test_all_gpus_of_a_holder_must_be_idle() -> None:
 
 def test_every_gpu_that_the_scheduler_counts_must_be_seen() -> None:
     decision = judge(unit(), held=2)
-    assert (decision.stage, decision.reason) == ("unknown", "1 GPUs are seen, but the holder has 2")
+    assert (decision.stage, decision.reason) == (
+        "unknown",
+        "exporters report 1 GPUs for the holder, but its scheduler reports 2",
+    )
     assert judge(unit(), unit(), held=2).stage == "unknown"  # one GPU reported twice is one GPU
 
 
@@ -213,7 +269,7 @@ def test_if_two_sources_report_one_gpu_the_more_careful_value_counts(changes: di
 
 def test_the_long_interval_of_one_exporter_does_not_make_samples_of_others_fresh() -> None:
     decision = judge(unit(sample_age_s=290.0), unit(gpu="1", uuid="GPU-1", sample_interval_s=120.0))
-    assert (decision.stage, decision.reason) == ("unknown", "no sample of the last 2 min")
+    assert (decision.stage, decision.reason) == ("unknown", "no sample in the last 2 min")
 
 
 @pytest.mark.parametrize("other", [{}, {"idle_run_s": 0.0}, {"idle_run_s": None}])
@@ -224,7 +280,7 @@ def test_a_gpu_that_does_not_answer_is_unknown_and_never_active(other: dict[str,
     decision = judge(*(reversed(units) if turned else units))
     assert decision.stage == "unknown"
     assert decision.active == (other == {"idle_run_s": 0.0})
-    assert "no idle run is published for n1 gpu" in decision.reason
+    assert "the idle time of n1 gpu" in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -264,24 +320,24 @@ def test_the_reason_for_a_holder_of_several_gpus_names_the_worst_gpu() -> None:
     def reason(*changes: dict[str, Any]) -> str:
         return judge(*(unit(gpu=str(i), uuid=f"GPU-{i}", **change) for i, change in enumerate(changes))).reason
 
-    assert reason({"coverage": 0.7}, {"coverage": 0.5}) == "only 50% of the time is observed, 90% is needed"
-    assert reason({"coverage": 0.5}, {"coverage": None}).startswith("an unknown share of the time is observed")
+    assert reason({"coverage": 0.7}, {"coverage": 0.5}) == "only 50% of the time is known; the policy requires 90%"
+    assert reason({"coverage": 0.5}, {"coverage": None}).startswith("an unknown share of the time is known")
     assert reason({"idle_run_s": 60.0}, {"idle_run_s": 59.0}) == "longest idle run 1 min, below 60 min"
     assert reason({"idle_run_s": 0.0}, {"idle_run_s": 59.0}) == "longest idle run 59 s, below 60 min"
     assert reason({"start_wall": NOW - 900}, {"start_wall": NOW - 600}).startswith(
-        "held for 10 min; no mark in its first"
+        "held for 10 min; it gets no mark in its first"
     )
     assert reason({"witnesses": 4}, {"witnesses": None}).endswith(
-        "its number of witnesses is not published, so it stays a candidate"
+        "the number of its witnesses is unknown, so it stays a candidate"
     )
     assert reason({"witnesses": 4}, {"witnesses": 1}).endswith(
-        "only one witness shows a part of that, so it stays a candidate"
+        "only one witness shows it for a part of this time, so it stays a candidate"
     )
     silent = {"idle_run_s": None}
     assert (
-        reason(silent, silent, silent) == "no idle run is published for n1 gpu 0 and 2 more: its activity is not known"
+        reason(silent, silent, silent) == "the idle time of n1 gpu 0 and 2 more is unknown: its activity is not known"
     )
-    assert reason({}, silent) == "no idle run is published for n1 gpu 1: its activity is not known"
+    assert reason({}, silent) == "the idle time of n1 gpu 1 is unknown: its activity is not known"
 
 
 def test_an_unknown_gpu_takes_precedence_over_a_gpu_whose_holder_cannot_run() -> None:
@@ -289,18 +345,18 @@ def test_an_unknown_gpu_takes_precedence_over_a_gpu_whose_holder_cannot_run() ->
     halted = unit(idle_run_s=None, obstacle="suspended")
     for units in ((lost, halted), (halted, lost)):
         decision = judge(*units)
-        assert (decision.stage, "n1 gpu 1: the GPU does not answer" in decision.reason) == ("unknown", True)
+        assert (decision.stage, "n1 gpu 1 is unknown: the GPU does not answer" in decision.reason) == ("unknown", True)
     twins = [halted, unit(idle_run_s=9000.0)]  # two targets for one GPU
     assert [judge(*order).stage for order in (twins, twins[::-1])] == ["not_running"] * 2
     text = explain(judge(halted), POLICY)
     assert ": stage not_running: the job is SUSPENDED\n" in text
-    assert "  next: its idle time restarts at zero when it runs\n" in text
+    assert "  next: when it runs again, its idle time restarts at zero\n" in text
 
 
 def test_a_holder_whose_idle_run_is_longer_than_an_allocation_is_unknown() -> None:
     young = unit(gpu="1", uuid="GPU-1", idle_run_s=7200.0, start_wall=NOW - 7300)
     for units in ((unit(), young), (young, unit())):
-        assert "longer than the allocation" in judge(*units).reason
+        assert "longer than its allocation" in judge(*units).reason
     assert judge(unit(idle_run_s=7420.0), young).stage == "underused"
 
 
@@ -310,9 +366,9 @@ def test_a_candidate_that_one_witness_shows_is_never_announced_as_underused() ->
         decision = judge(unit(idle_run_s=5400.0, start_wall=NOW - 5500, witnesses=witnesses))
         assert decision.stage == "candidate" and (decision.underused_wall is not None) == rises
         assert ("next: underused at" in explain(decision, POLICY)) == rises
-        assert ("only one witness shows a part of that" in explain(decision, POLICY)) == (not rises)
+        assert ("only one witness shows it for a part of this time" in explain(decision, POLICY)) == (not rises)
         note = event_note(decision, POLICY, NOW)
-        assert ("It is marked underused when" in note, "It stays at this stage" in note) == (rises, not rises)
+        assert ("It becomes underused when" in note, "It stays at this stage" in note) == (rises, not rises)
 
 
 def test_a_decision_unknown_has_no_start_of_idle_time() -> None:
@@ -351,7 +407,7 @@ def test_a_holder_whose_size_is_not_published_is_unknown() -> None:
     (decision,) = decide(Evidence(NOW, (holder,)), POLICY)
     assert (decision.stage, decision.reason) == (
         "unknown",
-        "the total number of GPUs of the holder is not published",
+        "the number of GPUs of the holder is unknown",
     )
 
 
@@ -411,7 +467,10 @@ def test_the_reports_of_decisions_are_unchanged(golden) -> None:
     outlooks = {
         POD: Outlook("gpu-exporter.io/utilization=underused", checked=True),
         holders[3].name: Outlook(
-            "gpu-exporter.io/utilization=underused", "daemonset", "a DaemonSet's pod belongs to its node", True
+            "gpu-exporter.io/utilization=underused",
+            "daemonset",
+            "the pod belongs to a DaemonSet: it is a part of its node",
+            True,
         ),
         holders[4].name: Outlook("Comment=gpu-exporter.io/utilization=underused"),
     }
@@ -435,4 +494,4 @@ def test_the_reports_of_decisions_are_unchanged(golden) -> None:
 )
 def test_gpus_of_hidden_jobs_are_reported_also_if_no_holder_is_idle(hidden: int, said: str) -> None:
     text = render_decisions([], Evidence(NOW, (), 2, 4, hidden=hidden))
-    assert text == f"2 exporters and 4 allocations seen{said}; no holder is idle long enough to be considered\n"
+    assert text == f"2 exporters and 4 allocations seen{said}; no holder has been idle for long enough\n"

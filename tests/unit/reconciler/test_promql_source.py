@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, beside, page, read, stage_of
 
@@ -16,7 +18,7 @@ from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exp
 from gpu_exporter.reconciler.evidence.matchers import MATCHER_MAX, restrict
 from gpu_exporter.reconciler.evidence.peaks import Peaks
 from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
-from gpu_exporter.reconciler.evidence.records import HolderName, HostLimits
+from gpu_exporter.reconciler.evidence.records import HolderName, HostLimits, Unseen
 
 
 def test_promql_evidence_asks_for_suspects_first_and_then_only_about_them() -> None:
@@ -32,13 +34,16 @@ def test_promql_evidence_asks_for_suspects_first_and_then_only_about_them() -> N
     assert (decision.stage, decision.owner) == ("underused", "ada/phys")
     asked = [query for query in api.queries if "idle_run_seconds" in query]
     assert asked[0].endswith(
-        '(gpu_allocation_idle_run_seconds{cluster="a"} >= 3600 or gpu_allocation_stalled_run_seconds{cluster="a"} > 0)'
+        '(gpu_allocation_idle_run_seconds{cluster="a"} >= 3600 or gpu_allocation_stalled_run_seconds{cluster="a"} > 0 '
+        'or (gpu_allocation_idle_run_seconds{cluster="a"} '
+        'and time() - gpu_allocation_last_active_timestamp_seconds{cluster="a"} >= 7200))'
     )
     assert asked[1].endswith(
-        'holder_units|idle_gap_longest_seconds|activity_unknown|stalled_run_seconds|cause)",scheduler="slurm",job_id=~"42"}'
+        "holder_units|idle_gap_longest_seconds|activity_unknown|stalled_run_seconds|cause|"
+        'last_active_timestamp_seconds)",scheduler="slurm",job_id=~"42"}'
     )
     assert all('cluster="a"' in query for query in api.queries if query != "vector(time())")
-    assert len(api.queries) == 11
+    assert len(api.queries) == 12
 
 
 @pytest.mark.parametrize(("ahead_s", "side"), [(121.0, "ahead of"), (3600.0, "ahead of"), (-121.0, "behind")])
@@ -46,7 +51,8 @@ def test_nothing_is_decided_while_the_clocks_of_reconciler_and_prometheus_differ
     api = FakeApi()
     api.values["vector(time())"] = NOW - ahead_s
     with pytest.raises(
-        AnswerError, match=rf"is {abs(ahead_s):.0f} s {side} that of Prometheus \(http://p:9090\): synchronize both"
+        AnswerError,
+        match=rf"is {abs(ahead_s):.0f} s {side} the clock of Prometheus \(http://p:9090\)\. The reconciler makes no decisions",
     ):
         read(api)
 
@@ -73,21 +79,21 @@ def test_both_sources_report_work_on_the_host() -> None:
         fetch=api,
     )
     assert source.read_evidence().holders[0].units[0].host_cpu_ratio is None
-    asked = next(query for query in api.queries if cpu in query)
+    assert source.read_evidence().holders[0].units[0].host_cores is None
     job = 'a="b",scheduler="slurm",job_id=~"42"'
-    assert asked == f"last_over_time({cpu}{{{job}}}[900s]) > 0.25 or last_over_time({io}{{{job}}}[900s]) > 2e+07"
-    api.more["last_over_time(gpu_allocation_host_activity_ratio"] = [
-        ({"__name__": cpu}, 0.5),
-        ({"instance": "twin"}, 0.75),  # without a metric name
-        ({"__name__": io}, 3e7),
-        ({"__name__": cpu, "job_id": "43"}, 0.9),
-    ]
+    cpus = "gpu_allocation_host_cpus"
+    for name, limit in ((cpu, ""), (io, " > 2e+07"), (cpus, "")):
+        assert f"last_over_time({name}{{{job}}}[900s]){limit}" in api.queries
+    api.more[f"last_over_time({cpu}"] = [({}, 0.5), ({"instance": "twin"}, 0.75), ({"job_id": "43"}, 0.9)]
+    api.more[f"last_over_time({io}"] = [({}, 3e7)]
+    api.more[f"last_over_time({cpus}"] = [({}, 16.0), ({"instance": "twin"}, 16.0), ({"instance": "other"}, 9.0)]
     (unit,) = source.read_evidence().holders[0].units
     assert (unit.host_cpu_ratio, unit.host_io_bytes_per_s) == (0.75, 3e7)
+    assert (unit.host_cores, unit.host_cpus) == (12.0, 16.0)
     text = page(8000.0, 9000.0, 8900.0) + f"{cpu}{{{PLACE}}} 0.5\n{io}{{{PLACE}}} 1000\n"
     direct = ExporterSource([parse_exporter("n1:1")], 7200.0, ManualClock(wall=NOW), lambda _url: text)
     (unit,) = direct.read_evidence().holders[0].units
-    assert (unit.host_cpu_ratio, unit.host_io_bytes_per_s) == (0.5, 1000.0)
+    assert (unit.host_cpu_ratio, unit.host_io_bytes_per_s, unit.host_cores) == (0.5, 1000.0, None)
     assert stage_of(text)[0] == "candidate"
 
 
@@ -111,6 +117,14 @@ def test_work_on_the_host_still_counts_after_a_restart_of_the_exporter() -> None
     ratios = [unit.host_cpu_ratio for unit in twins.read_evidence().holders[0].units]
     assert ratios == [0.5, None], "the value of one exporter does not count for another exporter of the same GPU"
     assert source._host == {}
+
+
+@pytest.mark.parametrize(("ratio", "cores"), [(0.05625, 0.9), (0.05624, None), (math.nan, None), (1.0, 16.0)])
+def test_an_exporters_page_shows_cpu_cores_from_one_thread_on(ratio: float, cores: float | None) -> None:
+    text = page(8000.0, 9000.0, 8900.0) + f"gpu_allocation_host_activity_ratio{{{PLACE}}} {ratio}\n"
+    for more, expected in (("", None), (f"gpu_allocation_host_cpus{{{PLACE}}} 16\n", cores)):
+        source = ExporterSource([parse_exporter("n1:1")], 7200.0, ManualClock(wall=NOW), lambda _url, t=text + more: t)
+        assert source.read_evidence().holders[0].units[0].host_cores == expected
 
 
 @pytest.mark.parametrize("count", [1.0, 9.0])
@@ -204,7 +218,7 @@ def test_a_holder_with_a_gpu_without_an_idle_run_is_unknown_in_promql() -> None:
     api.more = {"gpu_allocation_info": [({"gpu": "1", "uuid": "GPU-1"}, 1.0)]}
     (decision,) = decide(read(api), Policy())
     assert (decision.stage, decision.active) == ("unknown", False)
-    assert decision.reason == "no idle run is published for n1 gpu 1: its activity is not known"
+    assert decision.reason == "the idle time of n1 gpu 1 is unknown: its activity is not known"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +244,7 @@ def test_labels_that_prometheus_renamed_are_an_error_with_the_remedy(label: str)
     api = FakeApi()
     api.labels = {label: "train-0"}
     with pytest.raises(
-        AnswerError, match=f"the series have {label}, so their labels pod and namespace .* set honorLabels: true"
+        AnswerError, match=f"the series have {label}, so their labels pod and namespace .* Set honorLabels: true"
     ):
         read(api)
     text = page(8000.0, 9000.0, 8900.0).replace('job_id="42"', f'job_id="42",{label}="train-0"')
@@ -242,7 +256,7 @@ def test_a_namespace_label_that_prometheus_enforces_is_an_error_with_the_remedy(
     api = FakeApi()
     api.enforced = True
     with pytest.raises(
-        AnswerError, match=r"gpu_up have the label `namespace`.*nothing is decided; .*enforcedNamespaceLabel"
+        AnswerError, match=r"gpu_up have the label `namespace`.*makes no decisions\. .*enforcedNamespaceLabel"
     ):
         read(api)
     assert 'count(gpu_up{namespace!=""})' in api.queries
@@ -260,7 +274,7 @@ def test_an_answer_without_any_series_of_exporters_is_an_error_whose_reason_is_n
     )
     for asked in (10, 3, 3):  # queries
         api.queries.clear()
-        with pytest.raises(AnswerError, match=r'no gpu-exporter series match \{job="x"\}: Prometheus has had none'):
+        with pytest.raises(AnswerError, match=r'no gpu-exporter series match \{job="x"\}: Prometheus has had no such'):
             source.read_evidence()
         assert len(api.queries) == asked, api.queries
     api.blind = False
@@ -336,6 +350,10 @@ def test_rows_with_nan_are_ignored() -> None:
         (
             '{"status": "success", "warnings": ["x"], "data": {"resultType": "vector", "result": []}}',
             "the answer is partial",
+        ),
+        (
+            '{"status": "success", "data": {"resultType": "vector", "result": [{"metric": [["a", "b"]], "value": [1, "2"]}]}}',
+            r"not an answer of a PromQL API \(TypeError\)",
         ),
     ],
 )
@@ -429,3 +447,55 @@ def test_a_text_of_too_many_objects_is_refused_before_they_are_made(many: str, m
     monkeypatch.setattr(vector.json, "loads", None)
     with pytest.raises(TooManyRows, match="more than 10 rows: up"):
         parse_vector(text, "up", 10)
+
+
+GONE, HELD, BEGUN = (
+    "count by (node, instance) (last_over_time(gpu_exporter_build_info",
+    "count by (node, instance, scheduler, namespace, pod, job_id, pod_uid",
+    "max by (instance, job_id) (last_over_time(gpu_allocation_start",
+)
+
+
+def test_holders_of_silent_exporters_without_a_name_and_exporters_beyond_the_limit_are_left_out() -> None:
+    api = FakeApi()
+    place = {"node": "n", "instance": "10.0.0.1:9836"}
+    slurm, kubernetes = {**place, "scheduler": "slurm"}, {**place, "scheduler": "kubernetes", "namespace": "ml"}
+    api.more[GONE] = [(place, 1.0)]
+    api.more[HELD] = [
+        ({**slurm, "job_id": "42"}, 1.0),
+        ({**slurm, "job_id": "43"}, 1.0),
+        ({**slurm, "job_id": "44", "identity": "hidden"}, 1.0),
+        (slurm, 1.0),
+        ({**kubernetes, "pod": "a", "pod_uid": "uid"}, 1.0),
+        ({**kubernetes, "pod": "a", "pod_uid": "older"}, 1.0),
+        ({**place, "scheduler": "container"}, 1.0),
+        ({**kubernetes, "pod": "b", "instance": "10.0.0.2:9836"}, 1.0),  # another exporter, which reports
+    ]
+    api.more[BEGUN] = [({"instance": place["instance"], "job_id": "42"}, 1_700_000_000.4)]
+    assert set(read(api).unseen) == {
+        Unseen("n", HolderName("slurm", "", "42"), "1700000000"),
+        Unseen("n", HolderName("slurm", "", "43"), ""),
+        Unseen("n", HolderName("kubernetes", "ml", "a"), "uid"),
+        Unseen("n", HolderName("kubernetes", "ml", "a"), "older"),
+    }
+    api = FakeApi()
+    api.more[GONE] = [({"node": f"n{i:04}", "instance": f"n{i:04}"}, 1.0) for i in range(5000)]
+    assert read(api).unseen == ()
+    (asked,) = [query for query in api.queries if query.startswith(HELD)]
+    assert ("n0499" in asked, "n0500" in asked) == (True, False)
+
+
+def test_the_evidence_of_other_exporters_counts_if_silent_exporters_cannot_be_read() -> None:
+    api = FakeApi()
+    api.more[GONE] = [({"node": "n", "instance": "n"}, 1.0)]
+
+    def fetch(address: Address, form: dict[str, str], most_bytes: int, within_s: float) -> str:
+        if form["query"].startswith(HELD):
+            raise AnswerError("http://p: status 422: too many samples")
+        return api(address, form, most_bytes, within_s)
+
+    evidence = PromQLSource(
+        PromQLOptions(parse_address("http://p"), 3600.0, 7200.0), ManualClock(wall=NOW), fetch
+    ).read_evidence()
+    assert (len(evidence.holders), evidence.unseen) == (1, ())
+    assert evidence.problems == ("it is unknown which exporters are missing: http://p: status 422: too many samples",)

@@ -145,7 +145,7 @@ def test_marks_beyond_the_limit_are_renewed_and_do_not_rise(name: str) -> None:
     node, limit = Node(marker.scheduler), policy.new_marks_max
     assert limit < COUNT
     clock = ManualClock(wall=WALL)
-    assert ReconcileCycle(judge_of(node, [marker], Rulebook(policy), clock), [marker], policy, node, clock).run() == ""
+    assert ReconcileCycle(judge_of(node, [marker], Rulebook(policy)), [marker], policy, node, clock).run() == ""
     assert node.writes == {"written": limit, "renewed": COUNT - limit}
     assert node.skips == {"limit": COUNT - limit}
     marks = marker.list_marks()
@@ -166,7 +166,7 @@ def test_a_renewal_does_not_overwrite_what_an_owner_wrote_after_the_list() -> No
     policy = POLICY._replace(new_marks_max=0)
     assert (
         ReconcileCycle(
-            judge_of(node, [marker], Rulebook(POLICY), ManualClock(wall=WALL)),
+            judge_of(node, [marker], Rulebook(POLICY)),
             [marker],
             policy,
             node,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from gpu_exporter.reconciler.decision.rulebook import Chosen, NotKnown, Rulebook
 from gpu_exporter.reconciler.decision.settle import settle
 from gpu_exporter.reconciler.decision.surroundings import Exemption, Member, Surroundings, Unreadable
 from gpu_exporter.reconciler.evidence.records import FACTS, Evidence, HolderEvidence, HolderName
+from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.notice import event_note
 from gpu_exporter.reconciler.plan import Limits
 from gpu_exporter.reconciler.report import explain
@@ -25,6 +27,10 @@ POD = Surroundings(kind="batch", labels={"team": "vision", "app": "train"}, owne
 
 def job(**facts: str) -> HolderEvidence:
     return holder(B, [9000.0])._replace(facts={fact: frozenset([facts.get(fact, "")]) for fact in FACTS})
+
+
+def live(**facts: tuple[str, ...]) -> Surroundings:
+    return Surroundings(kind="batch", job_facts=facts)
 
 
 def pod(*models: str, mig: Sequence[str] = ()) -> HolderEvidence:
@@ -68,6 +74,28 @@ def pod(*models: str, mig: Sequence[str] = ()) -> HolderEvidence:
         (Match(qos=("low",)), pod(), None, False),
         (Match(accounts=("phys",)), job(), None, "the series do not name the account"),
         (Match(accounts=("phys",)), holder(B, [1.0]), None, "the series do not name the account"),
+        (Match(job_names=("jupyter*",)), job(), live(job_names=("jupyter-lab",)), True),
+        (Match(job_names=("jupyter*",)), job(), live(job_names=("jupyter\n" + "x" * 8192,)), True),
+        (Match(job_names=("jupyter*",)), job(), live(job_names=("Jupyter",)), False),
+        (Match(job_names=("jupyter*",)), job(), live(job_names=("*",)), False),
+        (Match(job_names=("caf?",)), job(), live(job_names=("caf\N{REPLACEMENT CHARACTER}",)), True),
+        (Match(job_names=("?*",)), job(), live(job_names=("",)), False),
+        (Match(job_names=("*",)), job(), live(job_names=("",)), True),
+        (Match(job_names=("*",)), job(), live(), "Slurm does not show its job name"),
+        (Match(job_names=("*",)), job(), None, "its live object is not read here"),
+        (Match(job_names=("*",)), pod(), POD, False),
+        (Match(reservations=("course-*",)), job(), live(reservations=("course-101",)), True),
+        (Match(reservations=("*",)), job(), live(reservations=()), False),
+        (Match(reservations=("*",)), job(), live(), "Slurm does not show its reservation"),
+        (Match(reservations=("course-*",)), job(), live(reservations=("course-1", "course-2")), True),
+        (Match(reservations=("course-*",)), job(), live(reservations=("lab", "night")), False),
+        (
+            Match(reservations=("course-*",)),
+            job(),
+            live(reservations=("course-1", "lab")),
+            "Slurm does not show which reservation it uses: 'course-1,lab'",
+        ),
+        (Match(partitions=("debug",), job_names=("a",)), job(partition="gpu"), live(), False),
         # One criterion that fails is enough, even if others are unknown.
         (Match(accounts=("phys",), qos=("low",)), job(qos="high"), None, False),
         (Match(accounts=("phys",), models=("*",)), job(account="chem"), None, False),
@@ -88,7 +116,7 @@ def test_the_first_policy_that_matches_decides_and_no_policy_is_tried_after_an_u
     careful = PolicyRule("careful", Match(accounts=("phys",)), exempt="theirs")
     bold = PolicyRule("bold", Match(), (("candidate_after", 5 * M), ("underused_after", 10 * M)))
     book = Rulebook(POLICY, [careful, bold])
-    assert book.choose(job(account="phys"), None) == Chosen(POLICY, careful)
+    assert book.choose(job(account="phys"), None) == Chosen(POLICY, careful, "account 'phys'")
     assert book.choose(job(account="chem"), None).policy.underused_after == 10 * M
     said = NotKnown("it is not known whether policy careful matches: the series do not name the account")
     assert book.choose(job(), None) == said
@@ -101,6 +129,91 @@ def decided(seen: HolderEvidence, around: Surroundings | None, *rules: PolicyRul
     live = {seen.name: around} if around is not None else {}
     (decision,) = settle(evidence, decide(evidence, book.loosest), live, book)
     return decision
+
+
+values = st.sampled_from(["jupyter", "train", "course-1", ""])
+patterns = st.sampled_from(["jupyter", "course-*", "*", "?*", "t*"])
+matches_of_jobs = st.fixed_dictionaries(
+    {}, optional={key: st.lists(patterns, min_size=1, max_size=2).map(tuple) for key in ("job_names", "reservations")}
+)
+effects = st.sampled_from(
+    [
+        {"exempt": "a course"},
+        {"ceiling": "candidate"},
+        {"changes": (("candidate_after", 20 * M), ("underused_after", 30 * M))},
+        {"changes": (("candidate_after", 240 * M), ("underused_after", 300 * M))},
+    ]
+)
+
+
+@given(
+    st.lists(st.tuples(matches_of_jobs, effects), max_size=3), st.sampled_from(["job_names", "reservations"]), values
+)
+def test_an_unknown_value_leads_to_a_mark_only_if_every_value_leads_to_the_same_mark(
+    drawn: list[tuple[dict[str, tuple[str, ...]], dict[str, object]]], hidden: str, other: str
+) -> None:
+    rules = [PolicyRule(f"p{i}", Match(**match), **effect) for i, (match, effect) in enumerate(drawn)]  # type: ignore[arg-type]
+    known = {"job_names": (other,), "reservations": (other,) if other else ()}
+    del known[hidden]
+    unknown = decided(job(), live(**known), *rules)
+    assert unknown.stage in (*LABELLED, "active", "exempt", "unknown")
+    if unknown.stage in LABELLED:
+        for value in ((), ("jupyter",), ("train",), ("course-1", "train")):
+            if hidden == "reservations" or len(value) == 1:
+                shown = decided(job(), live(**known, **{hidden: value}), *rules)
+                assert (shown.stage, shown.windows) == (unknown.stage, unknown.windows)
+
+
+@given(st.lists(st.text(max_size=9), min_size=1, max_size=3), st.text(max_size=30))
+def test_a_job_name_matches_as_the_names_of_files_do(drawn: list[str], name: str) -> None:
+    wanted = any(fnmatchcase(name, pattern) for pattern in drawn)
+    assert matches(Match(job_names=tuple(drawn)), job(), live(job_names=(name,))) is wanted
+
+
+def test_explain_names_the_policy_of_a_job_and_the_values_that_match_it() -> None:
+    hours = (("candidate_after", 240 * M), ("underused_after", 300 * M))
+    notebooks = PolicyRule("notebooks", Match(job_names=("jupyter*",), partitions=("gpu",)), hours)
+    course = PolicyRule("course", Match(reservations=("course-*",)), exempt="a course")
+    seen = job(partition="gpu")
+    longer = live(job_names=("jupyter\n" + "x" * 8192,), reservations=())
+    text = explain(decided(seen, longer, course, notebooks), POLICY)
+    assert "  policy notebooks (partition 'gpu', job name 'jupyter\\nxxxxxxxx" in text
+    assert "'): candidate after 4h, underused after 5h, " in text
+    assert len(text) < 1000
+    exempt = decided(seen, live(job_names=("jupyter",), reservations=("course-101",)), course, notebooks)
+    assert exempt.reason == "its one GPU idle for 150 min, but policy course exempts it: a course"
+    assert "  policy course (reservation 'course-101'): " in explain(exempt, POLICY)
+    unknown = decided(seen, live(job_names=("jupyter",)), course, notebooks)
+    assert (unknown.stage, unknown.reason) == (
+        "unknown",
+        "its one GPU idle for 150 min, but it is not known whether policy course matches: Slurm does not show its "
+        "reservation",
+    )
+
+
+def test_explain_of_a_job_that_works_has_the_windows_of_its_policy() -> None:
+    hours = (("candidate_after", 240 * M), ("underused_after", 300 * M))
+    book = Book("slurm")
+    book.around = {B: live(job_names=("jupyter",))}
+    bench = Bench(book)
+    bench.runs = {B: [60.0]}
+    for rules, surveyed in (([PolicyRule("n", Match(job_names=("jupyter*",)), hours)], [([B], [])]), ([], [])):
+        book.surveyed.clear()
+        (decision,) = judge_of(bench, [book], Rulebook(POLICY, rules)).judge([B]).decisions
+        windows = decision.windows
+        assert windows is not None
+        assert windows.candidate_s == (240 * M if rules else 60 * M)
+        assert book.surveyed == surveyed
+    course = PolicyRule("course", Match(job_names=("jupyter*",)), exempt="a course")
+    (decision,) = judge_of(bench, [book], Rulebook(POLICY, [course])).judge([B]).decisions
+    assert "  next: no mark, because policy course exempts it: a course\n" in explain(decision, POLICY)
+    book.around = {B: Unreadable("squeue failed")}
+    (decision,) = judge_of(bench, [book], Rulebook(POLICY, [PolicyRule("n", Match(job_names=("j*",)), hours)])).judge(
+        [B]
+    )[1]
+    assert "  policy (it is not known whether policy n matches: its live object is not read here): " in explain(
+        decision, POLICY
+    )
 
 
 QUICK = PolicyRule("quick", Match(namespaces=("ml",)), (("candidate_after", 20 * M), ("underused_after", 30 * M)))
@@ -145,7 +258,7 @@ def test_the_reason_of_a_decision_names_the_policy_and_explain_shows_its_windows
     assert exempt.exempt_by == "policy"
     assert exempt.reason == "its one GPU idle for 150 min, but policy p exempts it: on trial"
     held = decided(holder(A, [9000.0]), POD, PolicyRule("p", Match(), ceiling="candidate"))
-    assert held.reason.endswith("; it stays a candidate, since policy p allows no higher stage")
+    assert held.reason.endswith("; it stays a candidate, because policy p allows no later stage")
     quick = decided(holder(A, [25 * M]), POD, QUICK)
     assert quick.windows is not None
     assert quick.needed_s == 20 * M
@@ -235,15 +348,25 @@ def test_a_policy_can_limit_its_own_new_marks_per_cycle() -> None:
     assert (len(book.marks), bench.skips) == (5, ["limit"])
 
 
-def test_limits_of_new_marks_count_in_all_and_per_namespace() -> None:
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([("a", ""), ("a", ""), ("a", ""), ("b", ""), ("c", "")], [True, True, False, True, False]),
+        ([("a", "ada"), ("b", "ada"), ("c", "ada"), ("d", "")], [True, True, False, True]),  # a person with three
+    ],
+)
+def test_limits_of_new_marks_count_in_all_and_per_tenant(places: list[tuple[str, str]], expected: list[bool]) -> None:
     limits = Limits(POLICY._replace(new_marks_max=3, new_marks_namespace_max=2))
-    pods = [decided(holder(HolderName("kubernetes", place, "p"), [9000.0]), POD) for place in ("a", "a", "a", "b", "c")]
+    pods = [
+        decided(holder(HolderName("kubernetes", namespace, "p"), [9000.0]), POD._replace(tenant=tenant))
+        for namespace, tenant in places
+    ]
     allowed = []
     for each in pods:
         allowed.append(limits.allow(each))
         if allowed[-1]:
             limits.count(each)
-    assert allowed == [True, True, False, True, False]
+    assert allowed == expected
 
 
 @pytest.mark.parametrize("fallible", [25, 70])

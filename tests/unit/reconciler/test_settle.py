@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench, Book, holder
 
-from gpu_exporter.common.config.rules import PolicyRule
+from gpu_exporter.common.config.rules import CLASSES, PolicyRule
+from gpu_exporter.common.model.readings import CORE
 from gpu_exporter.reconciler.apply import ApplyRuns
 from gpu_exporter.reconciler.decision import settle as settle_module
 from gpu_exporter.reconciler.decision.policy import LABELLED, MARKED, Decision, decide
@@ -17,7 +19,8 @@ from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.decision.settle import settle
 from gpu_exporter.reconciler.decision.spared import why_spared
 from gpu_exporter.reconciler.decision.surroundings import Exemption, Member, Surroundings, Unreadable
-from gpu_exporter.reconciler.evidence.records import Evidence, HolderName
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.pause import PauseFile, PauseNote
 from gpu_exporter.reconciler.report import explain
 from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -65,7 +68,12 @@ def test_members_that_requested_several_replicas_of_one_gpu_are_not_unknown() ->
 @pytest.mark.parametrize(
     ("runs", "around", "stage", "reason"),
     [
-        ([IDLE, IDLE, IDLE, [5.0]], gang(), "partial", "3 of 4 members of batch/v1/Job/train idle; ml/train-3: "),
+        (
+            [IDLE, IDLE, IDLE, [5.0]],
+            gang(),
+            "partial",
+            "3 of 4 members of batch/v1/Job/train are idle, but ml/train-3: ",
+        ),
         ([IDLE, IDLE, IDLE, [UNDERUSED, 5.0]], gang(), "partial", "ml/train-3: 1 of 2 GPUs idle"),
         ([IDLE, IDLE, IDLE, None], gang(), "unknown", "member ml/train-3 of batch/v1/Job/train: it has no series"),
         (
@@ -78,8 +86,13 @@ def test_members_that_requested_several_replicas_of_one_gpu_are_not_unknown() ->
         ([IDLE] * 4, gang(waits="is Pending"), "waiting", "ml/train-3 of batch/v1/Job/train is Pending"),
         ([IDLE] * 3, gang(3, missing=2), "waiting", "batch/v1/Job/train still waits for 2 members"),
         ([IDLE] * 1, gang(1, missing=1), "waiting", "batch/v1/Job/train still waits for one member"),
-        ([IDLE] * 4, gang(units=2), "unknown", "1 GPUs are seen, but it was given 2"),
-        ([IDLE] * 4, gang(uid="other"), "unknown", "the evidence is about another pod with that name"),
+        (
+            [IDLE] * 4,
+            gang(units=2),
+            "unknown",
+            "exporters report 1 GPUs for this member, but its scheduler allocated 2",
+        ),
+        ([IDLE] * 4, gang(uid="other"), "unknown", "the evidence is about another pod of this name"),
     ],
 )
 def test_the_least_idle_member_decides_for_all_members_of_a_gang(
@@ -98,7 +111,11 @@ def test_the_least_idle_member_decides_for_all_members_of_a_gang(
         (Surroundings(kind="serving", kind_why="Service/web"), "serving", "it serves requests (Service/web)"),
         (Surroundings(kind="interactive"), "candidate", "its one GPU idle for 120 min"),
         (Surroundings(exemption=Exemption("pod", "pod train is exempt until noon")), "exempt", "exempt until noon"),
-        (Surroundings(ceiling="pod train has x: 'y'"), "candidate", "it stays a candidate, since pod train has x: 'y'"),
+        (
+            Surroundings(ceiling="pod train has x: 'y'"),
+            "candidate",
+            "it stays a candidate, because pod train has x: 'y'",
+        ),
         (Unreadable("no rights"), "unknown", "but no rights"),
         (Surroundings(idle_after_s=9000.0, idle_after_by=Exemption("owner", "idle-after is 150m")), "exempt", "150m"),
         (Surroundings(idle_after_s=7000.0, idle_after_by=Exemption("owner", "x")), "candidate", "idle for 120 min"),
@@ -158,9 +175,11 @@ def test_a_server_that_a_policy_of_the_site_exempts_is_no_sharing_candidate() ->
         assert decision.stage == stage
 
 
-def test_a_working_server_is_surveyed_and_marked_and_a_brake_does_not_end_its_mark() -> None:
-    book = Book()
+def test_a_working_server_is_surveyed_and_marked_and_a_brake_does_not_end_its_mark(tmp_path: Path) -> None:
+    book, place = Book(), PauseFile(tmp_path / "pause")
     bench = Bench(book, policy=DAY)
+    bench.pauses = [place]
+    bench.restart()
     bench.runs, bench.sharing = {NAMES[0]: [5.0]}, {NAMES[0]: "little"}
     book.around[NAMES[0]] = SERVES
     assert bench.run() == ["write train-0 sharing-candidate"]
@@ -169,11 +188,11 @@ def test_a_working_server_is_surveyed_and_marked_and_a_brake_does_not_end_its_ma
     assert bench.run() == [], "work on one GPU does not end this mark"
     bench.runs = {NAMES[0]: [5.0]}
     bench.clock.advance(3600.0)
-    bench.exporters = 10
+    place.write_pause(PauseNote(bench.clock.wall() + 60.0, "storage"))
     bench.runs[NAMES[1]] = [5.0]
     book.around[NAMES[1]] = SERVES
     bench.sharing = dict.fromkeys(NAMES[:2], "little")
-    assert (bench.run(), set(bench.cycle.frozen)) == (["renew train-0"], {"exporters"}), (
+    assert (bench.run(), set(bench.cycle.frozen)) == (["renew train-0"], {"paused"}), (
         "the mark is renewed, and no new mark is set"
     )
     bench.sharing = {}
@@ -228,7 +247,7 @@ def test_a_gang_that_waits_for_ever_becomes_candidate_and_no_higher_stage(run_s:
     assert {decision.stage for decision in decisions} == {stage}
     assert "still waits for 95 members" in decisions[0].reason
     if stage == "candidate":
-        assert why_spared(decisions[0]) == "", "a candidate is not counted as spared"
+        assert why_spared(decisions[0]) == "waiting", "it keeps its GPUs for the same reason as before"
 
 
 def test_idle_gpus_that_stay_with_their_holder_are_counted_by_reason_and_tenant() -> None:
@@ -243,7 +262,7 @@ def test_idle_gpus_that_stay_with_their_holder_are_counted_by_reason_and_tenant(
     }
     decisions = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
     telemetry.note_spared([decisions[3]], "beside")
-    telemetry.note_cycle(0.0, True, {}, decisions)
+    telemetry.note_cycle(0.0, True, {NAMES[3]: "underused"}, decisions)
     value = telemetry.registry.get_sample_value
     for reason in ("serving", "capped", "unknown", "beside"):
         assert value("gpu_reconciler_spared_gpus", {"reason": reason, "tenant": "ml"}) == 1, reason
@@ -418,7 +437,7 @@ def test_a_holder_that_worked_again_after_a_gap_is_underused_after_twice_this_ga
     for around in ({}, {NAMES[0]: Surroundings(kind="batch")}):
         (decision,) = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
         assert decision.stage == stage, decision.reason
-        said = "it once resumed work after 1h30m or more, so its limit is 3h"
+        said = "it once worked again after 1h30m or more, so it becomes underused only after 3h of idle time"
         assert (said in decision.reason) == (stage == "candidate" and gap_h == 1.5)
 
 
@@ -434,6 +453,52 @@ def test_the_reason_does_not_name_a_past_gap_when_only_work_on_the_host_delays_t
     )
 
 
+@given(
+    idle_h=st.floats(0.5, 30.0),
+    ratio=st.floats(0.0, 1.0),
+    cpus=st.floats(0.5, 512.0),
+    kind=st.sampled_from(CLASSES),
+    idle_after_h=st.sampled_from([0.0, 5.0]),
+)
+def test_one_busy_cpu_core_delays_only_interactive_holders_and_only_for_a_time(
+    idle_h: float, ratio: float, cpus: float, kind: str, idle_after_h: float
+) -> None:
+    seen = holder(NAMES[0], [idle_h * H])
+    cores = ratio * cpus if ratio * cpus >= CORE else None
+    works = seen.units[0]._replace(host_cpu_ratio=ratio, host_cores=cores, host_cpus=cpus, start_wall=WALL - 40 * H)
+
+    def stage(unit: UnitEvidence) -> Decision:
+        evidence = Evidence(WALL, (seen._replace(units=(unit,)),))
+        around = {NAMES[0]: Surroundings(kind=kind, idle_after_s=idle_after_h * H)}
+        (decision,) = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
+        return decision
+
+    found, quiet = stage(works), stage(works._replace(host_cpu_ratio=None, host_cores=None, host_cpus=None))
+    counts = ratio > POLICY.host_busy_ratio or (kind == "interactive" and cores is not None)
+    is_delayed = quiet.stage == "underused" and counts and idle_h * H < POLICY.host_delay_max
+    assert found.stage == ("candidate" if is_delayed else quiet.stage)
+    if cores is not None and found.stage in ("candidate", "underused"):
+        assert f"uses {cores:.1f} of its {cpus:.3g} CPU cores" in found.reason
+
+
+def test_a_notebook_that_computes_in_one_thread_is_told_so_and_stays_a_candidate() -> None:
+    seen = holder(NAMES[0], [4.5 * H])
+    unit = seen.units[0]._replace(host_cpu_ratio=0.0625, host_cores=1.0, host_cpus=16.0)
+    said = {}
+    for kind in ("interactive", "batch"):
+        evidence = Evidence(WALL, (seen._replace(units=(unit,)),))
+        around = {NAMES[0]: Surroundings(kind=kind)}
+        (decision,) = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
+        said[kind] = (decision.stage, decision.reason)
+    assert said == {
+        "interactive": (
+            "candidate",
+            "its one GPU idle for 4.5 h, but the holder uses 1.0 of its 16 CPU cores, so it stays a candidate until it has been idle for 6.0 h",
+        ),
+        "batch": ("underused", "its one GPU idle for 4.5 h; the holder uses 1.0 of its 16 CPU cores"),
+    }
+
+
 def test_the_longest_window_of_wish_class_and_gap_counts() -> None:
     seen = holder(NAMES[0], [5 * H])
     evidence = Evidence(WALL, (seen._replace(units=(seen.units[0]._replace(longest_gap_s=3 * H),)),))
@@ -442,8 +507,10 @@ def test_the_longest_window_of_wish_class_and_gap_counts() -> None:
     assert (decision.stage, decision.windows and decision.windows.underused_s) == ("candidate", 6 * H)
     wish = around[NAMES[0]]._replace(idle_after_s=4 * H)
     (decision,) = settle(evidence, decide(evidence, POLICY), {NAMES[0]: wish}, Rulebook(POLICY))
-    assert decision.windows == (4 * H, 6 * H)
-    assert "it once resumed work after 3h or more, so its limit is 6h" in decision.reason
+    assert decision.windows == (4 * H, 6 * H, CORE)
+    assert (
+        "it once worked again after 3h or more, so it becomes underused only after 6h of idle time" in decision.reason
+    )
     short = evidence.holders[0]._replace(units=(evidence.holders[0].units[0]._replace(longest_gap_s=1.5 * H),))
     evidence = Evidence(WALL, (short._replace(units=tuple(u._replace(idle_run_s=3.5 * H) for u in short.units)),))
     (decision,) = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))

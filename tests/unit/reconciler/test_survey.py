@@ -12,14 +12,33 @@ from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.reconciler.decision.surroundings import Unreadable
 from gpu_exporter.reconciler.evidence.records import HolderName
-from gpu_exporter.reconciler.kubernetes import survey
+from gpu_exporter.reconciler.kubernetes.around import survey
+from gpu_exporter.reconciler.kubernetes.around.survey import FRESH_S, VIEW_S, PodSurveyor, _NamespaceRead, describe
 from gpu_exporter.reconciler.kubernetes.client.api import Api
-from gpu_exporter.reconciler.kubernetes.client.namespace import NamespaceView
+from gpu_exporter.reconciler.kubernetes.client.namespace import NamespaceView, PodView
+from gpu_exporter.reconciler.kubernetes.client.routes import NO_ROUTE
 from gpu_exporter.reconciler.kubernetes.owners import Chain
-from gpu_exporter.reconciler.kubernetes.survey import FRESH_S, VIEW_S, PodSurveyor, _NamespaceRead
 from gpu_exporter.reconciler.marks import MarkError
 
 A, B = HolderName("kubernetes", "a", "x"), HolderName("kubernetes", "b", "x")
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ({"team": "phys"}, "phys"),
+        ({"other": "phys"}, ""),
+        ({}, ""),
+        *(({"team": odd}, "") for odd in ("", "a b", "x" * 64, "\x1b[31m", "<b>", "ä", "a\n", "-a", "\u202ea")),
+    ],
+)
+def test_a_namespace_names_its_tenant_only_by_a_valid_label(labels: dict[str, str], expected: str) -> None:
+    pod = PodView({"name": "p", "uid": "u"}, 1, "", "")
+    view = NamespaceView({"labels": labels} if labels else {}, {"p": pod}, {}, {}, {})
+    for setting, found in (("team", expected), ("", "")):
+        policy = Policy()._replace(tenant_label=setting)
+        around = describe(HolderName("kubernetes", "ml", "p"), view, (), (), NO_ROUTE, policy, 0.0)
+        assert around.tenant == found
 
 
 def test_a_survey_of_one_namespace_does_not_drop_the_views_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,7 @@ def objection(site: Site) -> str:
 def run(site: Site) -> tuple[Bench, list[str]]:
     """Run a cycle. Returns the bench and the reasons for which the act was held."""
     bench = Bench(beside_cpu=0.05, beside_io=1e6)
+    bench.waiting = {"pool": 100.0}
     parts, decisions, rest = [], [], {}
     names = [f"p{at}" for at in range(len(site.pods))]
     holding = [name for name, pod in zip(names, site.pods, strict=True) if pod.gpus]

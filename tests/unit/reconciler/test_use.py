@@ -138,7 +138,7 @@ def test_a_holder_that_its_exporter_has_only_just_seen_is_not_judged_yet() -> No
     unknown = {("GPU-0", ""): UnitUse("unknown", 0.45)}
     first, stage, *_ = explain(decision, Policy(), use=unknown).splitlines()
     assert first == "job 42 of ada/phys: not judged yet on its GPU, used 45% now"
-    assert stage == "  stage starting: held for 3 min; no mark in its first 30 min (startup grace)"
+    assert stage == "  stage starting: held for 3 min; it gets no mark in its first 30 min (startup grace)"
     (of_prometheus,) = read(FakeApi()).holders
     assert of_prometheus.units[0].seen_s == 9000.0
     (old,) = decide(source(page(0.0, 900.0, 170.0)).read_evidence(), Policy())

@@ -13,9 +13,10 @@ from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.outside import count_indexes
 from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.evidence.records import HolderName
+from gpu_exporter.reconciler.kubernetes.around.kinds import Signs, classify
+from gpu_exporter.reconciler.kubernetes.around.optouts import OptOut, Place, read_wish
+from gpu_exporter.reconciler.kubernetes.client.routes import NO_ROUTE, Route
 from gpu_exporter.reconciler.kubernetes.gangs import gangs, group_keys
-from gpu_exporter.reconciler.kubernetes.kinds import classify
-from gpu_exporter.reconciler.kubernetes.optouts import OptOut, Place, read_wish
 from gpu_exporter.reconciler.kubernetes.owners import Link, Owner, pods_wanted
 from gpu_exporter.reconciler.marks import timestamp
 
@@ -72,9 +73,12 @@ def test_the_nearest_wish_that_has_not_ended_counts(places: list[Place], source:
 @pytest.mark.parametrize(
     ("given_place", "says"),
     [
-        (place(exempt="true"), 'only a namespace can be exempt without end, by gpu-exporter.io/exempt: "true"'),
+        (place(exempt="true"), 'it is only for namespaces, with the value "true"'),
         (place(exempt_until="soon"), f"cannot be read: 'soon'; write it as {until(24)}"),
-        (place(set_ago_s=25 * HOUR, exempt_until=until(1)), "ended after 1d, the longest allowed: set it again"),
+        (
+            place(set_ago_s=25 * HOUR, exempt_until=until(1)),
+            "ended after 1d, the most that the policy allows: set it again",
+        ),
         (place(idle_after="long"), "idle-after of pod x cannot be read: 'long' is not a duration"),
         (Place("pod", "pod x", {"annotations": {"karpenter.sh/do-not-disrupt": "true"}}), "pod x has karpenter.sh/"),
         (Place("owner", "J", {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}), "J has cl"),
@@ -126,14 +130,45 @@ def owner(version: str, kind: str) -> Owner:
         ({"component": "singleuser-server"}, [], "Service/proxy", "interactive"),
         ({"component": "worker"}, [], "", "unclear"),
         ({}, [owner("apps/v1", "ReplicaSet"), owner("apps/v1", "Deployment")], "HorizontalPodAutoscaler/x", "serving"),
-        ({"serving.kserve.io/inferenceservice": "x"}, [], "", "serving"),
+        ({"serving.kserve.io/inferenceservice": "x"}, [], "", "unclear"),
+        (
+            {"serving.kserve.io/inferenceservice": "x"},
+            [owner("serving.kserve.io/v1beta1", "InferenceService")],
+            "",
+            "serving",
+        ),
+        ({}, [owner("example.org/v1", "InferenceService")], "", "unclear"),
         ({}, [owner("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")], "", "serving"),
     ],
 )
 def test_the_class_of_a_pod_depends_on_labels_owners_and_services(
     labels: dict[str, str], owners: list[Owner], server: str, kind: str
 ) -> None:
-    assert classify(labels, owners, server)[0] == kind
+    assert classify(labels, owners, Route(server))[0] == kind
+
+
+@pytest.mark.parametrize(("kind", "found"), [("Job", "batch"), ("StatefulSet", "serving")])
+def test_a_weak_route_shows_a_server_except_for_a_batch_kind(kind: str, found: str) -> None:
+    owners = [owner("batch/v1" if kind == "Job" else "apps/v1", kind)]
+    assert classify({}, owners, Route("headless Service/x", is_weak=True))[0] == found
+
+
+@pytest.mark.parametrize(
+    ("kinds", "labels", "found"),
+    [
+        ("Bot", "", True),
+        ("example.org/Bot, Other", "", True),
+        ("example.com/Bot", "", False),
+        ("", "role", True),
+        ("", "a=b, role=server", True),
+        ("", "role=worker", False),
+        ("", "role=", False),
+    ],
+)
+def test_the_site_names_kinds_and_labels_of_servers(kinds: str, labels: str, found: bool) -> None:
+    signs = Signs.of(POLICY._replace(serving_kinds=kinds, serving_labels=labels))
+    of = classify({"role": "server"}, [owner("example.org/v1", "Bot")], NO_ROUTE, signs)[0]
+    assert of == ("serving" if found else "unclear")
 
 
 def reference(kind: str, uid: str) -> Link:
@@ -260,23 +295,6 @@ def test_a_job_that_squeue_no_longer_lists_has_no_surroundings() -> None:
 )  # fmt: skip
 def test_the_failed_indexes_of_a_job_are_counted(text: Any, count: int | None) -> None:
     assert count_indexes(text) == count
-
-
-@pytest.mark.parametrize(
-    ("spec", "status", "wanted"),
-    [
-        ({"parallelism": 4}, {}, 4),
-        ({"parallelism": 4}, {"succeeded": 1, "active": 3}, 3),  # a work queue starts no further pod
-        ({"parallelism": 4}, {"succeeded": 1}, 0),
-        ({"parallelism": 4, "completions": 6}, {"succeeded": 3}, 3),
-        ({"parallelism": 4, "completions": 4}, {"failedIndexes": "2"}, 3),
-        ({"completions": 4}, {}, None),
-    ],
-)
-def test_the_pods_that_a_job_wants_are_those_that_its_controller_keeps(
-    spec: Any, status: Any, wanted: int | None
-) -> None:
-    assert pods_wanted("Job", {"spec": spec, "status": status}) == wanted
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,8 @@ def test_a_gpm_zero_that_another_witness_contradicts_is_withheld_counted_and_log
         assert idle(snapshot.activity.spans) == 0.0
         assert bench.sampler.error_counts[COUNT] == max(0, second - 2)
     assert [record.getMessage() for record in caplog.records] == [
-        f"gpu 0: GPM reads 0 while {named} shows work; its GPM series are withheld and its time is not idle; GPM is "
-        "opened again in 60 s"
+        f"gpu 0: GPM reads 0 while {named} shows work: the exporter publishes no GPM series and counts no idle "
+        "time; it tries GPM again in 60 s"
     ]
 
 

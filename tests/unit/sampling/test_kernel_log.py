@@ -17,6 +17,7 @@ from gpu_exporter.agent.devices.protocol import XidEvent
 from gpu_exporter.agent.sampling import kernel_log
 from gpu_exporter.agent.sampling.events import XidBook
 from gpu_exporter.agent.sampling.kernel_log import SAME_S, WAITING_MAX, KernelLogLoop
+from gpu_exporter.agent.sampling.switches import COUNTS_MAX
 from gpu_exporter.common.clock import ManualClock, SystemClock
 
 GPUS = {"0000:86:00": "GPU-0", "0000:05:00": "GPU-1"}
@@ -45,6 +46,10 @@ class Bench:
 
     def line(self, xid: int, address: str = "0000:86:00") -> None:
         self._records.append(f"4,1,1,-;NVRM: Xid (PCI:{address}): {xid}, pid=4711, name=secret, x\n".encode())
+
+    def switch(self, sxid: int, text: str, number: int = 0) -> None:
+        record = f"3,1,1,-;nvidia-nvswitch{number}: SXid (PCI:0000:c{number}:00.0): {sxid}, {text}\n"
+        self._records.append(record.encode())
 
     def overwrite(self) -> None:
         """The ring has overwritten unread records, as the kernel reports it."""
@@ -163,8 +168,11 @@ def test_lost_records_are_logged_at_most_once_a_minute(bench: Bench, caplog: pyt
         bench.overwrite()
         bench.look(0.5)
     assert [r.getMessage() for r in caplog.records] == [
-        f"{path}: records were overwritten before they were read; XIDs in them are missed",
-        f"{path}: records were overwritten before they were read; XIDs in them are missed, 120 times since this was last logged",
+        f"{path}: the kernel overwrote records before the exporter read them; the XIDs in them are not counted",
+        (
+            f"{path}: the kernel overwrote records before the exporter read them; the XIDs in them are not counted, "
+            "120 times since this was last logged"
+        ),
     ]
 
 
@@ -228,8 +236,8 @@ def test_an_unreadable_kernel_log_is_reported_once_with_a_remedy_and_retried(
     (record,) = caplog.records
     assert record.getMessage().startswith(f"cannot read {path} as uid ")
     assert record.getMessage().endswith(
-        ": No such file or directory; XIDs without an NVML event are not counted; grant CAP_SYSLOG (in a container: "
-        "run it privileged, with the device) or omit --collector.xid.kmsg"
+        ": No such file or directory; XIDs without an NVML event are not counted; grant CAP_SYSLOG "
+        "(container: privileged, with the device), or omit --collector.xid.kmsg"
     )
 
 
@@ -266,3 +274,58 @@ def test_each_failed_probe_is_reported(tmp_path: Path) -> None:
         bench.look()
     bench.look()
     assert told == [{"0000:11:00.0"}] * 2, "it may have answered in between"
+
+
+def sxids(bench: Bench) -> list[tuple[str, int, str, int]]:
+    """Switch, code, severity and number."""
+    return [count[:4] for count in bench.loop.switches.counts()]
+
+
+def test_sxids_are_counted_by_switch_code_and_severity(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.look()
+    assert sxids(bench) == []
+    for link in (44, 45):
+        bench.switch(22013, f"Non-fatal, Link {link} Minion Link DLREQ interrupt")
+        bench.switch(22013, f"Severity 0 Engine instance {link} Sub-engine instance 00")
+        bench.switch(22013, "Data {0x0000002c, 0x0000002c}")
+    bench.switch(24007, "Fatal, Link 28 sourcetrack timeout error (First)", 1)
+    bench.switch(10007, "IO failure", 1)
+    bench.look()
+    assert sxids(bench) == [
+        ("0000:c0:00.0", 22013, "nonfatal", 2),
+        ("0000:c1:00.0", 10007, "unknown", 1),
+        ("0000:c1:00.0", 24007, "fatal", 1),
+    ]
+    assert {count.last_wall for count in bench.loop.switches.counts()} == {bench.clock.wall()}
+    assert bench.changes == 4
+    assert bench.counts() == {}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"NVSwitch 0000:{switch}:00.0: SXid {sxid} ({severity}), reported by the kernel's log"
+        for switch, sxid, severity in (
+            ("c0", 22013, "not fatal"),
+            ("c1", 24007, "fatal"),
+            ("c1", 10007, "severity unknown"),
+        )
+    ]
+
+
+def test_a_detail_without_the_record_of_its_error_counts_as_an_error(bench: Bench) -> None:
+    bench.overwrite()
+    bench.switch(12028, "Data {0x000001c0, 0x00bd5c8a}")
+    bench.switch(12028, "Severity 1 Engine instance 01 Sub-engine instance 00")
+    bench.look()
+    assert sxids(bench) == [("0000:c0:00.0", 12028, "unknown", 1)]
+    bench.switch(12028, "Data {0x000001c0, 0x00bd5c8a}", 1)  # of another switch
+    bench.switch(12028, "Data {0x000001c0, 0x00bd5c8a}")
+    bench.look(SAME_S + 1)
+    assert sxids(bench) == [("0000:c0:00.0", 12028, "unknown", 2), ("0000:c1:00.0", 12028, "unknown", 1)]
+
+
+def test_the_number_of_different_sxids_is_limited(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    for sxid in range(COUNTS_MAX + 5):
+        bench.switch(10000 + sxid, "Fatal, x")
+    bench.switch(10000, "Fatal, x")
+    bench.look()
+    assert len(sxids(bench)) == COUNTS_MAX
+    assert sxids(bench)[0] == ("0000:c0:00.0", 10000, "fatal", 2)
+    assert caplog.text.count("is not counted: the limit of") == 1

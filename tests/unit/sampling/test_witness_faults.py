@@ -152,7 +152,7 @@ def test_a_gpu_with_one_witness_is_neither_idle_nor_lost() -> None:
     """Engines for video and images do not see computation: they contradict, and prove nothing."""
     seen = hour_of(resting(), without=ALL_BUT_UTILIZATION)
     assert seen.verdict.state == "unknown"
-    assert seen.verdict.evidence == "idle for 59m55s by one witness only: this GPU reports nothing else that proves it"
+    assert seen.verdict.evidence == "idle for 59m55s, but only one witness shows it: this GPU reports no other witness"
     assert (seen.totals.idle_s, seen.totals.idle_run_witnesses) == (0.0, 1)
     assert seen.totals.observed_s == pytest.approx(3600, abs=10), "its coverage is not lost"
     assert seen.totals.idle_run_s == pytest.approx(3600, abs=10), "so it may become a candidate, and no more"

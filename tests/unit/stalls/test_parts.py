@@ -71,6 +71,13 @@ def test_a_step_has_the_mean_power_and_the_utilization_of_ten_seconds() -> None:
         ("NVIDIA H200", 78.0),
         ("NVIDIA H200 NVL", None),
         ("NVIDIA GH200", None),
+        ("NVIDIA GH200 480GB", 73.0),
+        ("NVIDIA GH200 144G HBM3e", None),
+        ("NVIDIA B200", 136.0),
+        ("NVIDIA GB200", 156.0),
+        ("NVIDIA B300 SXM6 AC", 135.0),
+        ("NVIDIA GB300", 171.0),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None),
         ("", None),
     ],
 )

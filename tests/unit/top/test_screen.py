@@ -69,6 +69,10 @@ def test_the_summary_counts_each_gpu_and_its_power_once() -> None:
     said = summary(READING, 2)
     assert said == "2 of 2 nodes, 6 GPUs and instances, 5 held, 2 idle, 1 free, 1 unknown, 1.8 kW"
     assert summary(ClusterReading(ROWS[:1], 1, {}), 1).startswith("1 GPUs and instances, 1 held")
+    closed = [
+        each._replace(row=each.row._replace(state="closed")) if each.row.state == "free" else each for each in ROWS
+    ]
+    assert ", 0 free, 1 closed, 1 unknown, " in summary(ClusterReading(closed, 2, {}), 2)
     shared = [NodeRow(node, row("3", holder=f"ml/{name}")) for node, name in (("n1", "a"), ("n1", "b"), ("n2", "c"))]
     assert (
         summary(ClusterReading(shared, 1, {}), 1) == "2 GPUs and instances, 2 held, 0 idle, 0 free, 0 unknown, 0.6 kW"

@@ -141,7 +141,7 @@ def test_what_would_open_the_port_is_named_once(
         assert not port.config.turn()
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert f"{kept} the port would be more open than before" in record.getMessage() == port.config.problem
+    assert f"{kept} the port would be less protected" in record.getMessage() == port.config.problem
     assert port.is_protected()
     assert port.change(WHOLE)
     assert port.config.problem == ""

@@ -78,7 +78,7 @@ def load(directory: Path, text: str) -> Security:
         ("tls_server_config: {cert_file: ., key_file: server.key}", "cert_file: '.': it is not a regular file"),
         ("tls_server_config: {cert_file: fifo, key_file: server.key}", "cert_file: 'fifo': it is not a regular file"),
         ("tls_server_config: {cert_file: large, key_file: server.key}", "cert_file: 'large': it is longer than"),
-        ("tls_server_config: {cert_file: free, key_file: server.key}", "cert_file: 'free': every user may write to it"),
+        ("tls_server_config: {cert_file: free, key_file: server.key}", "cert_file: 'free': every user can write to it"),
         ("{? {a: b} : c}", "web.yaml"),
         ("basic_auth_users: 2001-99-99", "web.yaml"),
     ],

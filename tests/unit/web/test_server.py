@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,21 +21,6 @@ from gpu_exporter.common.web import crowd
 from gpu_exporter.common.web import server as web
 from gpu_exporter.common.web.request import Request
 from gpu_exporter.common.web.server import TEXT, HttpServer, Reply
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    site = Site()
-    yield site
-    site.go_on.set()
-
-
-@pytest.fixture
-def server(site: Site) -> Iterator[HttpServer]:
-    server = HttpServer("127.0.0.1:0", site)
-    server.start()
-    yield server
-    server.stop()
 
 
 def test_one_connection_serves_several_requests(server: HttpServer) -> None:

@@ -24,21 +24,6 @@ from gpu_exporter.common.web.server import HttpServer
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    site = Site()
-    yield site
-    site.go_on.set()
-
-
-@pytest.fixture
-def server(site: Site) -> Iterator[HttpServer]:
-    server = HttpServer("127.0.0.1:0", site)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
 def knocking(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Door, list[int]]]:
     """Twelve clients of one address that guess passwords without end, and the statuses that they get."""
     monkeypatch.setattr(door_keeper, "DELAY_S", 0.02)

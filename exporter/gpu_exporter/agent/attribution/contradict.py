@@ -6,10 +6,10 @@ contradict an allocation in two cases:
 - Processes of another pod or job run on the holder's unit.
 - The holder's own processes run on a unit that it does not hold, and none of them run on its own unit.
 
-The allocation stays contradicted until only the holder's own processes run on its unit: the end of the other processes
-does not prove that the allocation is right. Processes that a previous holder left running contradict only while they
-run. Processes never prove who holds a unit, because a pod without a process still holds its GPU. Pure, except for the
-log.
+The allocation stays contradicted until only the holder's own processes run on its unit, because the end of the other
+processes does not prove that the allocation is right. Processes of a previous holder contradict only while they run.
+Processes never prove who holds a unit, because a pod without a process still holds its GPU. This module only computes
+and logs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMED_MAX = 3  # most owners that a text names; it gives the number of the other
 Relation: TypeAlias = Literal["own", "other", "unknown"]
 REMEDIES = {
     "slurm": "compare the order of gres.conf with `nvidia-smi -L` and with `scontrol show node -d`",
-    "kubelet": "compare the device plugin's device ids with `nvidia-smi -L`, and restart it where a GPU was lost",
+    "kubelet": "compare the device plugin's ids with `nvidia-smi -L`, and restart the plugin where a GPU was lost",
     "static": "correct the file of --attribution.static",
 }
 
@@ -86,7 +86,7 @@ class _Finding(NamedTuple):
 
 
 class ProcessNet:
-    """Remembers which allocations are contradicted by processes.
+    """Remembers the allocations that processes contradict.
 
     `in_use`: for each used unit without a holder, a text with the owners of its processes.
     """
@@ -101,7 +101,7 @@ class ProcessNet:
     def check(
         self, resolution: Resolution, owners: Mapping[UnitId, Sequence[ProcessOwner]], places: Mapping[UnitId, str]
     ) -> Resolution:
-        """Returns the resolution with contradicted allocations marked. Counts each as a conflict of its source.
+        """Returns the resolution. Contradicted allocations have `contradiction` and count as conflicts of a source.
 
         `owners`: the owners of the processes on each unit. `places`: every unit of this node, with its name for
         messages.
@@ -149,11 +149,11 @@ class ProcessNet:
         if finding is None or self._logged.get(key) == finding._replace(present=True):
             return
         self._logged[key] = finding._replace(present=True)
-        remedy = REMEDIES.get(finding.source, f"check what {finding.source} reports")
+        remedy = REMEDIES.get(finding.source, f"check the reports of {finding.source}")
         place = places.get(key[0], key[0].mig_uuid or key[0].uuid)
         log.warning(
-            "%s: %s; the time of %s on this device counts as unknown until only the holder's processes run there; %s",
-            place, finding, finding.holder, remedy,
+            "%s: %s. The time of %s on %s counts as unknown until only the processes of %s run on %s. To do: %s",
+            place, finding, finding.holder, place, finding.holder, place, remedy,
         )  # fmt: skip
 
 
@@ -212,10 +212,10 @@ class _Comparison:
         return _Finding(_short(holder), place, frozenset(), holder.source, _short(holder))
 
     def describe_use(self, unit: UnitId) -> str:
-        """Returns a text with the users of a unit without a holder. "" if it has a holder, or only system processes use
-        it.
+        """Returns a text with the users of a unit without a holder. "" if it has a holder, or only processes of the
+        system or of sessions use it.
         """
-        users = [owner for owner in self._owners[unit] if owner.is_scheduled or owner.container]
+        users = [owner for owner in self._owners[unit] if owner.is_scheduled or owner.container or owner.login]
         if unit in self.holders or not users:
             return ""
         sources = sorted({self._known[who].source for owner in users for who in _whos(owner) if who in self._known})
@@ -234,11 +234,11 @@ class _Comparison:
         if owner.job:
             return f"job {owner.job}"
         if owner.slurm:
-            return "a Slurm job of unknown number"
+            return "a Slurm job whose id is unknown"
         if owner.pods:
             named = next((self._known[who] for who in _whos(owner) if who in self._known), None)
             return f"pod {owner.pods[-1]}" if named is None else _short(named)
-        return f"container {owner.container[:12]}"
+        return f"container {owner.container[:12]}" if owner.container else "a login"
 
 
 def _whos(owner: ProcessOwner) -> tuple[Who, ...]:

@@ -4,7 +4,7 @@
 2. Turns each grant (a source's report that a holder has a device) into an allocation of a unit, or keeps it as
    unresolved (resolve.py).
 3. Marks an allocation if the processes on the unit contradict it (contradict.py).
-4. Adds an undeclared holder for each program that uses a unit without an allocation (users.py).
+4. Adds a holder for each program that uses a unit without an allocation (users.py).
 5. Measures the use of each unit by its holder's processes (usage.py).
 """
 
@@ -22,7 +22,7 @@ from gpu_exporter.agent.attribution.processes import Owners, ProcessOwners
 from gpu_exporter.agent.attribution.resolve import NumberKey, Resolution, find_offered, resolve
 from gpu_exporter.agent.attribution.slurm.pods import SlurmPods
 from gpu_exporter.agent.attribution.usage import Uses, measure
-from gpu_exporter.agent.attribution.users import Users
+from gpu_exporter.agent.attribution.users import Users, describe_reserved, describe_unplaced
 from gpu_exporter.common.model.holders import Allocation, Grant
 from gpu_exporter.common.model.readings import DeviceSnapshot
 from gpu_exporter.common.model.units import UnitId
@@ -104,15 +104,18 @@ class HolderTracker:
         incomplete = devices.incomplete
         resolution = resolve(grants, inventory, incomplete=incomplete, numbers=self._numbers.units())
         numbers = self._numbers.units()
-        past = [  # resolve each grant alone: holders that followed each other did not share a GPU
-            pair
-            for grant in poll.ended
-            for pair in resolve([grant], inventory, incomplete=incomplete, numbers=numbers).allocations
-        ]
+        past: list[tuple[Allocation, Grant]] = []
+        missed: list[Grant] = []
+        for grant in poll.ended:  # each alone: holders that followed each other did not share a GPU
+            found = resolve([grant], inventory, incomplete=incomplete, numbers=numbers).allocations
+            past += found
+            missed += [] if found else [grant]
+        resolution = resolution._replace(missed=missed)
         self._numbers.note(resolution.numbers, now)
         left = _list_left(resolution, devices)
         names = {unit: tuple(found.uses) for unit, found in owners.items()}
-        resolution = self._net.check(resolution, names, _places(inventory))
+        places = _places(inventory)
+        resolution = self._net.check(resolution, names, places)
         if self._users is not None:
             users = self._users.find(resolution, owners, now, pods=poll.is_complete)
             resolution = resolution._replace(allocations=[*resolution.allocations, *users])
@@ -120,7 +123,10 @@ class HolderTracker:
         return HolderUpdate(
             resolution,
             past,
-            left | self._net.in_use,
+            describe_unplaced(resolution.unresolved, places)
+            | left
+            | self._net.in_use
+            | describe_reserved(resolution.reserved),
             None if poll.offers is None else find_offered(poll.offers, inventory, incomplete),
             uses if devices.lists_processes else {},
         )
@@ -129,17 +135,17 @@ class HolderTracker:
 def _list_left(resolution: Resolution, devices: Devices) -> dict[UnitId, str]:
     """Returns units that are not free although their holder has ended, each with the reason.
 
-    Such a unit becomes free when the driver lists no process on it.
+    Such a unit becomes free when the driver lists no process on it, and no other pod may hold it.
     """
     held = {allocation.unit for allocation, _ in resolution.allocations}
     left: dict[UnitId, str] = {}
-    for unit, label in resolution.ended.items():
+    for unit, grant in resolution.ended.items():
         snapshot = devices.answered[unit.uuid]
         there = _count_on(unit, snapshot)
-        if unit in held or (there == 0 and devices.lists_processes):
+        if unit in held or (there == 0 and devices.lists_processes and not grant.why):
             continue
         which = "lists processes on the GPU" if there else "does not list the GPU's processes"
-        left[unit] = f"{label} has ended, but the driver {which}"
+        left[unit] = f"{grant.holder.label} has ended, but {grant.why or f'the driver {which}'}"
     return left
 
 

@@ -1,11 +1,11 @@
 """Shows users and accounts by name, by number, as a keyed hash, or not at all (the setting `identity.user`).
 
-Slurm's PrivateData hides jobs or users from other users, and an open port must not show them. The setting `auto`
-therefore shows hashes if a source reports that its site hides users, and until every source has answered once.
+Slurm's PrivateData hides jobs or users from other users, so an open port must not show them. With `auto`, the exporter
+shows hashes if a source hides users, and until every source has answered once.
 
-A hash is an HMAC-SHA-256 of the name, cut to 64 bits. The same user always has the same hash. Without the key, an
-attacker cannot test names. The key is a file in the state directory. If an administrator copies it to every node, a
-user has the same hash on all nodes.
+A hash is an HMAC-SHA-256 of the name, cut to 64 bits, so a user always has the same hash. Without the key, an attacker
+cannot test names. The key is a file in the state directory. With the same file on every node, a user has the same hash
+on all nodes.
 """
 
 from __future__ import annotations
@@ -36,20 +36,18 @@ class KeyUnusable(Exception):
 
 
 def apply_identity(holder: Holder, mode: Mode, key: bytes | None) -> Holder:
-    """Returns the holder with user and account in the form that `mode` requires. Always removes `uid`.
+    """Returns the holder with user and account in the form that `mode` requires. Keeps `uid`, which no output shows.
 
     Mode `uid` still shows the account's name, because an account is not a person. Mode `hmac` without a key shows
     neither user nor account.
     """
     if mode == "name":
-        return holder._replace(uid="")
+        return holder
     if mode == "uid":
-        return holder._replace(user=holder.uid, uid="")
+        return holder._replace(user=holder.uid)
     if mode == "hmac" and key is not None:
-        return holder._replace(
-            user=_hash(key, "user", holder.user), account=_hash(key, "account", holder.account), uid=""
-        )
-    return holder._replace(user="", account="", uid="")
+        return holder._replace(user=_hash(key, "user", holder.user), account=_hash(key, "account", holder.account))
+    return holder._replace(user="", account="")
 
 
 def _hash(key: bytes, kind: str, name: str) -> str:
@@ -64,7 +62,7 @@ def _hash(key: bytes, kind: str, name: str) -> str:
 
 
 def load_key(directory: Path) -> bytes:
-    """Reads the key in this directory, or makes it if it is missing. Raises KeyUnusable."""
+    """Reads the key in this directory, or makes a new key if it is missing. Raises KeyUnusable."""
     path = directory / KEY_FILE
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -81,14 +79,12 @@ def _read_key(path: Path) -> bytes:
     def is_private(status: os.stat_result) -> None:
         mode = stat.S_IMODE(status.st_mode)
         if mode & 0o077:
-            raise KeyUnusable(f"{path}: other users may read or change it (mode {mode:04o}); chmod 600 it")
+            raise KeyUnusable(f"{path}: other users can read or change it (mode {mode:04o}); chmod 600 it")
 
     data = read_kept(path, KEY_MAX_BYTES, is_private)
     key = data.strip()
     if key and (b"\n" in key or data != key + b"\n"):  # while an administrator copies the key, it may be incomplete
-        raise KeyUnusable(
-            f"{path}: the key must be one line with a line break at its end; otherwise it may be incomplete"
-        )
+        raise KeyUnusable(f"{path}: the key may be incomplete: write it as one line with a line break at its end")
     if len(key) < KEY_MIN_BYTES:
         raise KeyUnusable(
             f"{path}: {len(key)} bytes are too short for a key; remove the file, and the exporter makes a new key"
@@ -127,7 +123,10 @@ class Identity:
         return MODES.get(self._setting) or ("hmac" if hidden else "name")
 
     def apply(self, holder: Holder, hidden: bool) -> Holder:
-        """Returns the holder in the form that may be shown. `hidden`: as in `mode`."""
+        """Returns the holder in the form that may be shown.
+
+        `hidden`: a source hides its users, or has not answered yet.
+        """
         mode = self.mode(hidden)
         if mode == "hmac" and self._key is None and (holder.user or holder.account):
             self._find_key()
@@ -136,7 +135,9 @@ class Identity:
     def _find_key(self) -> None:
         problem = ""
         if self._directory is None:
-            problem = "there is no state directory for the key of identity.user=hmac; set --state.directory"
+            problem = (
+                "identity.user=hmac stores its key in the state directory, and there is none; set --state.directory"
+            )
         else:
             try:
                 self._key = load_key(self._directory)

@@ -1,7 +1,7 @@
-"""Remembers the GPU or MIG instance of each device number of a job.
+"""Remembers the GPU or MIG instance of each GPU number of a job.
 
-Slurm reports a job's GPU as a number (its position). The numbers may change while the job runs, but the job keeps its
-GPUs.
+Slurm reports a job's GPU as a number (its position). The meaning of a number may change while the job runs, but the job
+keeps its GPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class NumberMemory:
         return {number: unit for number, (unit, _) in self._known.items()}
 
     def note(self, numbers: Mapping[NumberKey, UnitId], now: float) -> None:
-        """Adds the present numbers. Drops numbers older than KEEP_S, and the oldest beyond MAX_NUMBERS."""
+        """Adds the present numbers. Drops numbers without a report for KEEP_S, and above MAX_NUMBERS the oldest
+        ones.
+        """
         self._known |= {number: (unit, now) for number, unit in numbers.items()}
         recent = {number: known for number, known in self._known.items() if now - known[1] <= KEEP_S}
         self._known = dict(sorted(recent.items(), key=lambda item: -item[1][1])[:MAX_NUMBERS])

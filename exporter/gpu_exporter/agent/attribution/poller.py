@@ -63,8 +63,12 @@ class _SourceMemory:
     incomplete: bool = False
     hides_users: bool = False
     devices: int | None = None
+    counted: int = 0
+    closed: str = ""
+    closed_reason: str = ""
     missed: int = 0
     ended: list[Grant] = field(default_factory=list)  # not taken yet
+    reported: Sequence[str] = ()
     conflicts: int = 0
 
 
@@ -130,6 +134,10 @@ class Poller:
             memory.ended = []
         return ended
 
+    def reported(self) -> list[str]:
+        """Returns every end that the sources have reported, for the state file. Includes those of `take_ended`."""
+        return [text for memory in self._memory.values() for text in memory.reported]
+
     def offers(self) -> Sequence[Grant] | None:
         """Returns the devices that schedulers may allocate. None unless every source reports its devices."""
         offers: list[Grant] = []
@@ -138,6 +146,14 @@ class Poller:
                 return None
             offers += memory.offers
         return offers if self.is_known() else None
+
+    def counted(self) -> tuple[tuple[str, int], ...]:
+        """Returns how many GPUs of this node each scheduler counts or offers, by name of the source."""
+        numbers = {
+            name: max(each.counted, len({offer.device.partition("::")[0] for offer in each.offers or ()}))
+            for name, each in self._memory.items()
+        }
+        return tuple((name, number) for name, number in numbers.items() if number)
 
     def _show(self, grant: Grant, hidden: bool) -> Grant:
         return grant if self._identity is None else grant._replace(holder=self._identity.apply(grant.holder, hidden))
@@ -153,10 +169,14 @@ class Poller:
         memory.question, answer = None, question.answer
         if isinstance(answer, SourceError):
             self._note(name, memory, str(answer))
+            memory.counted = memory.counted or answer.counted
             return
         if isinstance(answer, Exception):
             self._note(name, memory, describe_bug(answer), bug=answer)
             return
+        memory.ended += answer.ended
+        memory.missed += answer.missed
+        memory.reported = answer.reported or memory.reported
         if len(answer.grants) > GRANTS_MAX:
             self._note(
                 name,
@@ -175,9 +195,8 @@ class Poller:
         memory.true_wall = question.asked_wall - age_s
         memory.answered, memory.complete = not answer.is_old, not (answer.is_old or answer.problem)
         memory.incomplete = bool(answer.problem) or answer.is_late
-        memory.hides_users, memory.devices = answer.hides_users, answer.devices
-        memory.ended += answer.ended
-        memory.missed += answer.missed
+        memory.hides_users, memory.devices, memory.counted = answer.hides_users, answer.devices, answer.counted
+        memory.closed, memory.closed_reason = answer.closed, answer.closed_reason
 
     @staticmethod
     def _note(name: str, memory: _SourceMemory, problem: str, bug: Exception | None = None) -> None:
@@ -198,12 +217,16 @@ class Poller:
         conflicts: Sequence[Grant],
         unresolved: Sequence[tuple[Grant, str]],
         doubted: Sequence[tuple[Grant, str]] = (),
+        missed: Sequence[Grant] = (),
     ) -> None:
-        """Counts the conflicts, and logs the unresolved and doubted grants with their reasons.
+        """Counts the conflicts and the missed holders, and logs the unresolved and doubted grants with their reasons.
 
         A conflict is a grant that contradicts a source of higher precedence. A doubted grant is one whose holder may
-        only watch the device.
+        only watch the device. `missed`: grants of ended holders that got no time.
         """
+        for source, _ in {(grant.holder.source, grant.holder.key) for grant in missed}:
+            if source in self._memory:
+                self._memory[source].missed += 1
         for grant in conflicts:
             memory = self._memory.get(grant.holder.source)
             if memory is not None:
@@ -223,12 +246,12 @@ class Poller:
                 if text:
                     log.warning("attribution %s: %s", name, text)
                 else:
-                    log.info("attribution %s: no unresolved or doubtful device is left", name)
+                    log.info("attribution %s: every device is resolved and certain again", name)
             memory.unresolved = text
             memory.has_lost = len(texts) > len(doubts)
 
     def is_known(self) -> bool:
-        """Returns whether every source has answered recently. If so, a device without a grant is certainly free."""
+        """Returns whether every source has answered recently and completely: then a device without a grant is free."""
         now = self._clock.monotonic()
         return bool(self._memory) and all(
             memory.confirmed is not None and now - memory.confirmed <= self._keep_last_s and not memory.incomplete
@@ -236,9 +259,7 @@ class Poller:
         )
 
     def has_all(self) -> bool:
-        """Returns whether every source has answered. If so, a pod or job without a grant has no GPU. True without
-        sources.
-        """
+        """As `is_known`, but true without sources: then a pod or job without a grant has no GPU."""
         return not self._memory or self.is_known()
 
     def statuses(self) -> tuple[SourceStatus, ...]:
@@ -253,6 +274,8 @@ class Poller:
                 notice=memory.notice,
                 devices=memory.devices,
                 missed=memory.missed,
+                closed=memory.closed if memory.answered else "",
+                closed_reason=memory.closed_reason,
             )
             for name, memory in self._memory.items()
         )

@@ -1,8 +1,8 @@
 """Finds the pod, job or container that owns each process on a GPU. The driver lists the pids, /proc shows their owners.
 
-For each process the exporter reads its cgroup, its start time, and whether it is NVIDIA's MPS server (procfs.py). The
-driver's pids are pids of the host, so /proc must be the host's. A pod needs hostPID, or the host's /proc as a mount
-with --path.procfs. The exporter recognizes the host's /proc by the process kthreadd, which only the kernel starts.
+For each process, the exporter reads its cgroup, its start time, and whether it is NVIDIA's MPS server (procfs.py). The
+driver's pids are pids of the host, so /proc must be the host's: a pod needs hostPID, or the host's /proc as a mount
+with --path.procfs. The process kthreadd, which only the kernel starts, shows that a /proc is the host's.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ Owners = Mapping[UnitId, UnitOwners]
 class OwnedPeriod(NamedTuple):
     """The work of each owner's processes on one whole GPU over (start, end], monotonic seconds.
 
-    `shares`: (owner, ratio 0 to 1). The owner is None if the lookup failed; the ratio is None as in ProcessShare.
-    `problem`: as in ProcessPeriod.
+    `shares`: (owner, ratio 0 to 1). The owner is None if the lookup failed; the ratio is None if the driver lists the
+    process with zeros only.
+    `problem`: why the driver reports nothing, "" if it reports.
     """
 
     start: float

@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence, Set
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.agent.attribution.source import Source
 from gpu_exporter.common.clock import Clock
+from gpu_exporter.common.model.holders import PastEnds
 from gpu_exporter.common.vendor import Vendor
 
 if TYPE_CHECKING:
+    from gpu_exporter.agent.attribution.kubelet.alive import FindPods
     from gpu_exporter.common.address import Address
 
 COLLECTED_EACH_S = 15.0  # reading a collector's answer costs slurmctld nothing
@@ -32,11 +34,14 @@ class SourceOptions(NamedTuple):
     - `slurm_collected`: address or directory of a collector.
     - `procfs`: the host's /proc.
     - `monitors`: NAMESPACE/POD of further pods whose resource claims only watch a device.
+    - `reservations`: further namespaces whose pods only reserve GPUs for fractions.
     - `claims`: folder of the DRA driver's kubelet plugin, None to ignore it.
     - `pod_uid`: UID of the exporter's own pod, "" to read it from the cgroup.
-    - `find_pods`: takes UIDs of pods and returns those with a cgroup, None if the host's cgroups are not visible.
+    - `find_pods`: finds the cgroups of pods (alive.py), None if the host's cgroups are not visible.
     - `state`: directory for state that survives a restart, None to keep no state.
     - `keeps_state`: the exporter also writes to `state`.
+    - `list_running`, `list_inside`: as in PodLives.
+    - `recall`: as in SlurmOptions.
     """
 
     timeout_s: float
@@ -54,11 +59,15 @@ class SourceOptions(NamedTuple):
     slurm_collected: Address | Path | None
     procfs: Path
     monitors: Sequence[str]
+    reservations: Sequence[str]
     claims: Path | None
     pod_uid: str
-    find_pods: Callable[[Set[str]], Set[str] | None] | None
+    find_pods: FindPods | None
     state: Path | None
     keeps_state: bool
+    list_running: Callable[[], Set[str] | None] = lambda: None
+    list_inside: Callable[[PurePosixPath], Set[str] | None] = lambda folder: None
+    recall: Callable[[], PastEnds | None] | None = None
 
 
 def find_sources(options: SourceOptions, clock: Clock, vendor: Vendor) -> list[Source]:
@@ -79,13 +88,14 @@ def _make_kubelet(options: SourceOptions, clock: Clock, vendor: Vendor) -> Sourc
     if not _is_wanted(options.kubelet, options.kubelet_socket.parent.is_dir):
         return None
     from gpu_exporter.agent.attribution.kubelet.alive import PodLives, find_own_pod
-    from gpu_exporter.agent.attribution.kubelet.consumers import Consumers, parse_monitor
+    from gpu_exporter.agent.attribution.kubelet.consumers import Consumers, check_namespace, parse_monitor
     from gpu_exporter.agent.attribution.kubelet.source import KubeletOptions, KubeletSource
 
     monitors = [parse_monitor(text) for text in (*vendor.monitors, *options.monitors)]
     lives = None
     if options.find_pods is not None:
-        lives = PodLives(options.find_pods, options.pod_uid or find_own_pod())
+        own = options.pod_uid or find_own_pod()
+        lives = PodLives(options.find_pods, own, options.list_running, options.list_inside)
     return KubeletSource(
         clock,
         KubeletOptions(
@@ -94,6 +104,7 @@ def _make_kubelet(options: SourceOptions, clock: Clock, vendor: Vendor) -> Sourc
             timeout_s=options.timeout_s,
             empty_confirm_s=options.empty_confirm_s,
             resources=options.resources,
+            reservations=[check_namespace(name) for name in options.reservations],
             boot_wall=clock.wall() - time.clock_gettime(time.CLOCK_BOOTTIME),
         ),
         vendor=vendor,
@@ -118,6 +129,7 @@ def _make_slurm(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source 
             collected=options.slurm_collected,
             state=options.state,
             keeps_state=options.keeps_state,
+            recall=options.recall,
         ),
         clock=clock,
         vendor=vendor,

@@ -1,4 +1,4 @@
-"""Keeps the state of a source over a restart of the exporter: one JSON file for each source in the state directory."""
+"""Keeps the state of a source across restarts of the exporter: one JSON file for each source in the state directory."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ class Remembered:
             self._problem = ""
         except OSError as exc:
             if self._problem != str(exc):
-                log.warning("cannot write %s: a restart of the exporter loses %s: %s", self._path, self._loss, exc)
+                log.warning("cannot write %s (%s): a restart of the exporter loses %s", self._path, exc, self._loss)
             self._problem = str(exc)

@@ -1,6 +1,6 @@
 """Resolves each grant (a source's report that a holder has a device) to a unit of this node.
 
-If two sources disagree, the exporter uses the source with the higher precedence, and counts a conflict. Nothing is
+If two sources disagree, the source with the higher precedence counts, and the exporter counts a conflict. Nothing is
 guessed.
 """
 
@@ -29,16 +29,21 @@ class Resolution(NamedTuple):
     - `unresolved`: grants of a device that does not answer on this node, each with the reason.
     - `conflicts`: grants that contradict another source.
     - `numbers`: the unit that each holder's device number means, for the next poll.
-    - `ended`: units of holders that have ended, each with the holder's name.
+    - `ended`: units of holders that have ended, each with the grant.
     - `doubted`: grants from claims that may only watch their device, each with the reason.
+    - `reserved`: units that a scheduler reserves for pods with fractions, each with the grants of the reservation pods.
+    - `missed`: grants of holders that ended since the last poll and got no time: their device does not answer, or other
+      holders have all of their time.
     """
 
     allocations: list[tuple[Allocation, Grant]]
     unresolved: list[tuple[Grant, str]]
     conflicts: list[Grant]
     numbers: Mapping[NumberKey, UnitId] = MappingProxyType({})
-    ended: Mapping[UnitId, str] = MappingProxyType({})
+    ended: Mapping[UnitId, Grant] = MappingProxyType({})
     doubted: Sequence[tuple[Grant, str]] = ()
+    reserved: Mapping[UnitId, Sequence[Grant]] = MappingProxyType({})
+    missed: Sequence[Grant] = ()
 
 
 def resolve(
@@ -48,13 +53,13 @@ def resolve(
     incomplete: str = "",
     numbers: Mapping[NumberKey, UnitId] = MappingProxyType({}),
 ) -> Resolution:
-    """Turns grants into allocations of the devices that answer. A holder that has ended holds nothing.
+    """Turns grants into allocations of the devices that answer. A holder that has ended, or only reserves its device,
+    holds nothing.
 
-    - Two sources grant one unit to different holders: the holder of the first source is marked as contradicted, and the
-      other grant becomes a conflict.
+    - Two sources grant one unit to different holders: the first source's holder is contradicted, and the other grant is
+      a conflict.
     - Two holders of one source share the unit. Exception: if one of them has the unit through a resource claim that the
-      other lacks, one of the claims only watches the unit. All claims that may only watch are then marked as
-      contradicted.
+      other lacks, one of the claims only watches. Then all claims that may only watch are contradicted.
     - `incomplete`: why NVML and the schedulers may number the GPUs differently, "" if all expected GPUs are here.
       Unless it is "", positions are not resolved.
     - `numbers`: the unit that each holder's number meant before. A running holder keeps this unit while its number
@@ -68,7 +73,7 @@ def resolve(
         if not grant.ended:
             found.assign(grant, finder.find(grant), numbers)
         elif (left := finder.find(grant)[0]) is not None:
-            found.ended[left] = grant.holder.label
+            found.ended[left] = grant
     doubts = _doubt_claims(found.units)
     allocations = [pair for unit in found.units for pair in found.allocate(unit, finder, doubts)]
     doubted = [
@@ -77,7 +82,7 @@ def resolve(
         for each in several
         if each.grant.claim in doubts
     ]
-    return Resolution(allocations, found.unresolved, found.conflicts, found.kept, found.ended, doubted)
+    return Resolution(allocations, found.unresolved, found.conflicts, found.kept, found.ended, doubted, found.reserved)
 
 
 class _Assigned(NamedTuple):
@@ -102,11 +107,12 @@ class _GrantsByUnit:
         self.unresolved: list[tuple[Grant, str]] = []
         self.conflicts: list[Grant] = []
         self.kept: dict[NumberKey, UnitId] = {}
-        self.ended: dict[UnitId, str] = {}
+        self.ended: dict[UnitId, Grant] = {}
+        self.reserved: dict[UnitId, list[Grant]] = {}
         self._contradicted: dict[UnitId, Grant] = {}
 
     def assign(self, grant: Grant, found: tuple[UnitId | None, str, str], numbers: Mapping[NumberKey, UnitId]) -> None:
-        """Stores a grant under its unit, if it has one.
+        """Stores a grant under its unit, if a unit was found.
 
         `found`: the unit, the replica number, and why no unit was found ("" with a unit). `numbers`: as in `resolve`.
         """
@@ -116,18 +122,21 @@ class _GrantsByUnit:
         unit, replica, reason = found
         basis = _describe_basis(grant)
         if unit is None and before is not None:
-            unit, basis = before, f"{grant.number}, which meant this GPU when the holder began"
+            unit, basis = before, f"{grant.number}, which named this GPU when the holder began"
         elif unit is None:
             self.unresolved.append((grant, reason))
             return
         elif before is not None and unit != before:
             self.kept[number] = before  # neither unit counts while the holder runs
-            reason = f"it meant {before.uuid} when the holder began, and means {unit.uuid} now"
+            reason = f"this index named {before.uuid} when the holder began, and names {unit.uuid} now"
             self.unresolved.append((grant, reason))
             self.conflicts.append(grant)
             return
         if is_kept:
             self.kept[number] = unit
+        if grant.reserves:
+            self.reserved.setdefault(unit, []).append(grant)
+            return
         others = self.units.setdefault(unit, [])
         if others and others[0].grant.holder.source != grant.holder.source:
             if others[0].grant.holder.names.isdisjoint(grant.holder.names):
@@ -147,7 +156,7 @@ class _GrantsByUnit:
         for grant, replica, basis in holders:
             share = "mig" if unit.mig_uuid else "none"
             doubt = doubts.get(grant.claim, "") if grant.claim else ""
-            if grant.share or replica or (len(holders) > 1 and not doubt):
+            if grant.share or replica or unit in self.reserved or (len(holders) > 1 and not doubt):
                 share = grant.share or "time_slice"
             if other := self._contradicted.get(unit):
                 doubt = ", ".join(f"{each.holder.source} reports {each.holder.label}" for each in (grant, other))
@@ -179,8 +188,8 @@ def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]
                 continue
             which = "one of the two claims" if rival.claim and not rival.share else "this claim"
             doubts[grant.claim] = (
-                f"{rival.holder.label} also has a GPU of claim {grant.claim}, but not through this claim, so {which} "
-                "only watches it (adminAccess); name the pods that watch with --attribution.monitor"
+                f"{rival.holder.label} has the same GPU as claim {grant.claim}, so {which} may only watch it "
+                "(adminAccess): name the pods that watch with --attribution.monitor"
             )
     return doubts
 
@@ -188,9 +197,10 @@ def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]
 def find_offered(
     offers: Sequence[Grant], snapshots: Iterable[DeviceSnapshot], incomplete: str = ""
 ) -> frozenset[UnitId] | None:
-    """Returns the units that a scheduler may allocate. `incomplete`: as in `resolve`.
+    """Returns the units that a scheduler may allocate.
 
-    None if one offer is unresolved: it may mean any unit, so no unit is known to be free.
+    Returns None if one offer is unresolved, because it may mean any unit, so that no unit is known to be free.
+    `incomplete`: why NVML and the schedulers may number the GPUs differently, "" if the numbers agree.
     """
     finder = _Finder(snapshots, incomplete, set())
     units = [finder.find(offer)[0] for offer in offers]
@@ -283,25 +293,28 @@ class _Finder:
                 matching = [*matching, *matching]  # the only existing instance may belong to another claim
         if len(matching) == 1:
             return self._by_uuid[matching[0].uuid], ""
-        many = "several MIG instances" if matching else "no MIG instance"
-        return None, f"{many} of the GPU with device file number {minor} can be {'-'.join(which)}"
+        many, match = ("several MIG instances", "match") if matching else ("no MIG instance", "matches")
+        return None, f"{many} {match} {'-'.join(which)} on the GPU with device file number {minor}"
 
     def _at(self, grant: Grant, device: str) -> tuple[UnitId | None, str]:
         """Returns the GPU at a position in NVML's list. None with a reason unless the scheduler provably uses the same
         order.
         """
         if self._has_mig:
-            return None, "positions are not valid while a GPU of this node is in MIG mode"
+            return None, "a position names no GPU while a GPU of this node is in MIG mode"
         if self._incomplete:
             return None, f"positions may have changed: {self._incomplete}"
         order = [identity for identity in self._order if not grant.among or str(identity.minor) in grant.among]
         if grant.total and len(order) != grant.total:
             return (
                 None,
-                f"positions are not proven: NVML lists {len(order)} GPUs, but the scheduler counts {grant.total}",
+                (
+                    f"a position may name another GPU: NVML lists {len(order)} GPUs, but the scheduler counts "
+                    f"{grant.total}"
+                ),
             )
         if not grant.among and [identity.index for identity in order] != list(range(len(order))):
-            return None, "positions are not proven: NVML's list has gaps"
+            return None, "a position may name another GPU: NVML's list has gaps"
         position = whole(device)
         if position is None or position >= len(order):
             return None, f"there is no GPU at position {device}"

@@ -11,8 +11,10 @@ from gpu_exporter.common.model.holders import Grant
 
 class SourceError(ForeignError):
     """The source did not answer, or its answer cannot be trusted. The text contains the place, the reason and the
-    remedy.
+    remedy. `counted`: as in Answer, if a file of the scheduler shows it.
     """
+
+    counted = 0
 
 
 class SlowSource(SourceError):
@@ -39,8 +41,12 @@ class Answer(NamedTuple):
     - `as_of`: time of the answer (monotonic seconds), None for the present poll.
     - `is_old`: the source failed, and this is an earlier answer.
     - `devices`: number of GPUs (with MIG, of instances) that the scheduler counts for this node; None if unknown.
+    - `counted`: the same number without a second witness, 0 if unknown. It proves only that the node should have a GPU.
+    - `closed`: the scheduler's state of this node if it has closed the node, e.g. "drained"; "" otherwise, and while it
+      is unknown. `closed_reason`: an administrator's text about the state.
     - `ended`: grants of holders that have ended since the last answer, each once; `confirmed` is the time of the end.
-    - `missed`: number of further ended holders with unknown devices.
+    - `missed`: number of other holders that have ended, and whose devices or times are unknown.
+    - `reported`: every holder whose end this source has reported, as texts for the state file.
     """
 
     grants: Sequence[Grant]
@@ -53,8 +59,12 @@ class Answer(NamedTuple):
     as_of: float | None = None
     is_old: bool = False
     devices: int | None = None
+    counted: int = 0
+    closed: str = ""
+    closed_reason: str = ""
     ended: Sequence[Grant] = ()
     missed: int = 0
+    reported: Sequence[str] = ()
 
 
 class Source(Protocol):

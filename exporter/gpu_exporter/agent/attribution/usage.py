@@ -1,9 +1,8 @@
 """Measures the memory and activity of each holder's own processes, also if several holders share a unit.
 
-On a shared device, no holder gets a value of the whole device. A value that NVML reports for each process can be
-divided: the process's cgroup shows its owner, and an owner belongs to at most one holder. If the holder of even one
-process on the unit is unknown, no value is reported (e.g. a pid without an owner, or an MPS server, which works for all
-holders). Pure.
+On a shared device, no holder gets a value of the whole device. Values that NVML reports by process can be divided,
+because the process's cgroup shows its owner. If the holder of any process on the unit is unknown, no value is reported
+(e.g. a pid without an owner, or an MPS server, which works for all holders). Pure.
 """
 
 from __future__ import annotations

@@ -6,30 +6,13 @@ from gpu_exporter.agent.collectors.contract import SLOW_INTERVAL_S, Collector, C
 from gpu_exporter.agent.collectors.plausible import HERTZ, PERFORMANCE_STATE
 from gpu_exporter.common.model.metrics import Family
 
-GPU_SM_CLOCK = Family(
-    "gpu_sm_clock_hertz",
-    "gauge",
-    "SM clock, in hertz",
-    source="nvmlDeviceGetClockInfo",
-    plausible=HERTZ,
-)
-GPU_MEMORY_CLOCK = Family(
-    "gpu_memory_clock_hertz",
-    "gauge",
-    "Memory clock, in hertz",
-    source="nvmlDeviceGetClockInfo",
-    plausible=HERTZ,
-)
+GPU_SM_CLOCK = Family("gpu_sm_clock_hertz", "SM clock", source="nvmlDeviceGetClockInfo", plausible=HERTZ)
+GPU_MEMORY_CLOCK = Family("gpu_memory_clock_hertz", "Memory clock", source="nvmlDeviceGetClockInfo", plausible=HERTZ)
 GPU_SM_CLOCK_MAX = Family(
-    "gpu_sm_clock_max_hertz",
-    "gauge",
-    "Highest SM clock of the product, in hertz",
-    source="nvmlDeviceGetMaxClockInfo",
-    plausible=HERTZ,
+    "gpu_sm_clock_max_hertz", "Highest SM clock of the product", source="nvmlDeviceGetMaxClockInfo", plausible=HERTZ
 )
 GPU_PERFORMANCE_STATE = Family(
     "gpu_performance_state",
-    "gauge",
     "P-state: 0 is the highest performance, 15 the lowest",
     source="nvmlDeviceGetPerformanceState",
     plausible=PERFORMANCE_STATE,

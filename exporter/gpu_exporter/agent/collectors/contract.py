@@ -1,8 +1,8 @@
 """Defines a collector, and the cycle (one pass over one GPU) in which collectors store their values.
 
-Every read has one of three results: a value, no data (NotSupported: not logged, the series is absent), or a failure
-(counted for each call, the series is absent). A failure affects only one value. If a call reports that the device is
-lost or that the driver has changed, and most other calls confirm this, the exception ends the whole cycle.
+Every read has one of three results: a value; no data (NotSupported: not logged); or a failure, which is counted.
+Without a value, the series is absent. A failure affects only one value. If a call reports a lost device or a changed
+driver, and most other calls confirm it, the exception ends the whole cycle.
 """
 
 from __future__ import annotations
@@ -170,7 +170,10 @@ class Cycle:
         return None
 
     def note_implausible(self, family: Family, *, witness: bool = False) -> None:
-        """Counts an implausible value, under the driver call in the family's `source`. `witness`: as in `admit`."""
+        """Counts an implausible value, under the driver call in the family's `source`.
+
+        `witness`: the value is a witness (a signal of activity), so that activity is unknown without it.
+        """
         self.remarks.append((family.source.partition(" ")[0].rstrip(",") or family.name, OUT_OF_RANGE))
         self.witness_missing |= witness
 
@@ -190,7 +193,10 @@ class Cycle:
         return [] if admitted is None else [Sample(family, labels, float(admitted))]
 
     def add(self, family: Family, value: float | None, *labels: str, witness: bool = False) -> float | None:
-        """Publishes one value of the GPU. Returns it, None if missing or implausible. `witness`: as in `admit`."""
+        """Publishes one value of the GPU. Returns it, None if missing or implausible.
+
+        `witness`: the value is a witness (a signal of activity), so that activity is unknown without it.
+        """
         admitted = self.admit(family, value, witness=witness)
         self.put(family, admitted, *labels)
         return admitted

@@ -8,9 +8,7 @@ from gpu_exporter.common.model.metrics import Family
 
 GPU_ECC_ERRORS = Family(
     "gpu_ecc_errors_total",
-    "counter",
-    "Number of memory errors since the driver was loaded, by severity (corrected, uncorrected). Absent while ECC is "
-    "off",
+    "Memory errors since the driver was loaded, by severity (corrected, uncorrected). Absent while ECC is off",
     ("severity",),
     source="nvmlDeviceGetTotalEccErrors",
     plausible=COUNT,

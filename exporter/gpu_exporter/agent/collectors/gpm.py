@@ -11,7 +11,6 @@ from gpu_exporter.common.model.metrics import Family, Range
 HOPPER = "Hopper and newer"
 GPU_GRAPHICS_ACTIVE = Family(
     "gpu_graphics_active_ratio",
-    "gauge",
     "Share of the time since the last cycle in which the graphics or compute engine was active",
     source="nvmlGpmMetricsGet 1",
     generations=HOPPER,
@@ -19,15 +18,13 @@ GPU_GRAPHICS_ACTIVE = Family(
 )
 GPU_SM_ACTIVE = Family(
     "gpu_sm_active_ratio",
-    "gauge",
-    "Share of the SMs that had work, since the last cycle",
+    "Share of the SMs that had work since the last cycle",
     source="nvmlGpmMetricsGet 248 and 249, else 2",
     generations=HOPPER,
     plausible=RATIO,
 )
 GPU_SM_OCCUPANCY = Family(
     "gpu_sm_occupancy_ratio",
-    "gauge",
     "Resident warps, as a share of the maximum",
     source="nvmlGpmMetricsGet 3",
     generations=HOPPER,
@@ -35,15 +32,13 @@ GPU_SM_OCCUPANCY = Family(
 )
 GPU_TENSOR_ACTIVE = Family(
     "gpu_tensor_active_ratio",
-    "gauge",
-    "Share of the time in which a tensor pipe was active",
+    "Share of time in which a tensor pipe was active",
     source="nvmlGpmMetricsGet 5",
     generations=HOPPER,
     plausible=RATIO,
 )
 GPU_DRAM_ACTIVE = Family(
     "gpu_dram_active_ratio",
-    "gauge",
     "Memory bandwidth in use, as a share of the maximum",
     source="nvmlGpmMetricsGet 10",
     generations=HOPPER,
@@ -60,9 +55,7 @@ PIPES = ("fp64", "fp32", "fp16")  # not published: only the search for stalls ne
 INTEGRALS = {
     name: Family(
         f"gpu_{name}_active_seconds_total",
-        "counter",
-        f"Integral of gpu_{name}_active_ratio, in seconds since the exporter started. Its rate is the mean over any "
-        "window",
+        f"Integral of gpu_{name}_active_ratio. Its rate is the mean over any window",
         source=RATIOS[name].source,
         generations=HOPPER,
         unbounded="a sum of ratios that were checked",

@@ -8,33 +8,15 @@ from gpu_exporter.common.model.metrics import Family, Sample
 
 _SOURCE = "nvmlDeviceGetMemoryInfo_v2"
 GPU_MEMORY_USED = Family(
-    "gpu_memory_used_bytes",
-    "gauge",
-    "Memory allocated by programs, in bytes",
-    source=_SOURCE,
-    plausible=MEMORY_BYTES,
+    "gpu_memory_used_bytes", "Memory that programs allocated", source=_SOURCE, plausible=MEMORY_BYTES
 )
 GPU_MEMORY_FREE = Family(
-    "gpu_memory_free_bytes",
-    "gauge",
-    "Memory that can be allocated, in bytes",
-    source=_SOURCE,
-    plausible=MEMORY_BYTES,
+    "gpu_memory_free_bytes", "Memory that programs can allocate", source=_SOURCE, plausible=MEMORY_BYTES
 )
 GPU_MEMORY_RESERVED = Family(
-    "gpu_memory_reserved_bytes",
-    "gauge",
-    "Memory reserved by driver and firmware, in bytes",
-    source=_SOURCE,
-    plausible=MEMORY_BYTES,
+    "gpu_memory_reserved_bytes", "Memory that driver and firmware reserve", source=_SOURCE, plausible=MEMORY_BYTES
 )
-GPU_MEMORY_TOTAL = Family(
-    "gpu_memory_total_bytes",
-    "gauge",
-    "Memory of the board, in bytes",
-    source=_SOURCE,
-    plausible=MEMORY_BYTES,
-)
+GPU_MEMORY_TOTAL = Family("gpu_memory_total_bytes", "Memory of the board", source=_SOURCE, plausible=MEMORY_BYTES)
 
 
 def collect_memory(cycle: Cycle) -> None:

@@ -23,7 +23,6 @@ from gpu_exporter.common.shares import REST_MAX_SHARE, count_slices
 
 GPU_MIG_INFO = Family(
     "gpu_mig_info",
-    "gauge",
     "Identity of a MIG instance, always 1",
     ("profile", "sm_slices", "memory_slices"),
     source="nvmlDeviceGetAttributes_v2",
@@ -31,36 +30,28 @@ GPU_MIG_INFO = Family(
 )
 GPU_MIG_MEMORY_USED = Family(
     "gpu_mig_memory_used_bytes",
-    "gauge",
-    "Memory in use in the instance, in bytes",
+    "Memory in use in the instance",
     source="nvmlDeviceGetMemoryInfo_v2",
     plausible=MEMORY_BYTES,
 )
 GPU_MIG_MEMORY_TOTAL = Family(
-    "gpu_mig_memory_total_bytes",
-    "gauge",
-    "Memory of the instance, in bytes",
-    source="nvmlDeviceGetMemoryInfo_v2",
-    plausible=MEMORY_BYTES,
+    "gpu_mig_memory_total_bytes", "Memory of the instance", source="nvmlDeviceGetMemoryInfo_v2", plausible=MEMORY_BYTES
 )
 GPU_MIG_TEMPERATURE = Family(
     "gpu_mig_temperature_celsius",
-    "gauge",
-    "Temperature of the board of the instance, in degrees Celsius. A board has one sensor for all its instances",
+    "Temperature of the board, which has one sensor for all its instances",
     source="nvmlDeviceGetTemperatureV",
     plausible=CELSIUS,
 )
 GPU_MIG_ACTIVITY_SUPPORTED = Family(
     "gpu_mig_activity_supported",
-    "gauge",
-    "Support for reading the activity of the instance: 1 yes, 0 no",
+    "1 if the exporter can read the instance's activity, 0 if not",
     unbounded="depends on which calls answered",
 )
 RATIOS = {
     name: Family(
         f"gpu_mig_{name}_active_ratio",
-        "gauge",
-        f"{text}. Absent where the hardware does not report it",
+        f"{text}. Absent on hardware without it",
         source=source,
         generations=HOPPER,
         plausible=RATIO,
@@ -78,25 +69,22 @@ _ESTIMATE = "nvmlDeviceGetTotalEnergyConsumption, divided"
 _DIVIDED = "a part of energy that was checked"
 GPU_MIG_POWER = Family(
     "gpu_mig_power_watts",
-    "gauge",
-    "Estimated part of the board's power that the instance uses, in watts, by method (activity, slices)",
+    "Estimated part of the board's power, by method (activity, slices)",
     ("method",),
     source=_ESTIMATE,
     unbounded=_DIVIDED,
 )
 GPU_MIG_ENERGY = Family(
     "gpu_mig_energy_joules_total",
-    "counter",
-    "Estimated part of the board's energy that the instance used since it was first seen, in joules, by method. "
-    "Together with gpu_mig_unassigned_energy_joules_total it grows as fast as gpu_energy_joules_total",
+    "Estimated part of the board's energy, by method. The sum over all instances plus "
+    "gpu_mig_unassigned_energy_joules_total grows like gpu_energy_joules_total",
     ("method",),
     source=_ESTIMATE,
     unbounded=_DIVIDED,
 )
 GPU_MIG_UNASSIGNED_ENERGY = Family(
     "gpu_mig_unassigned_energy_joules_total",
-    "counter",
-    "Energy of a board with MIG that is charged to no instance, in joules since the exporter started",
+    "Energy of a board with MIG that belongs to no instance",
     source=_ESTIMATE,
     unbounded=_DIVIDED,
 )

@@ -8,18 +8,10 @@ from gpu_exporter.common.model.metrics import Family
 
 _SOURCE = "nvmlDeviceGetFieldValues 138 and 139, on Blackwell 202 and 204"
 GPU_NVLINK_RX = Family(
-    "gpu_nvlink_rx_bytes_total",
-    "counter",
-    "Bytes received by the GPU over NVLink, all links together",
-    source=_SOURCE,
-    plausible=MOVED_BYTES,
+    "gpu_nvlink_rx_bytes_total", "Bytes that the GPU received over all NVLinks", source=_SOURCE, plausible=MOVED_BYTES
 )
 GPU_NVLINK_TX = Family(
-    "gpu_nvlink_tx_bytes_total",
-    "counter",
-    "Bytes sent by the GPU over NVLink, all links together",
-    source=_SOURCE,
-    plausible=MOVED_BYTES,
+    "gpu_nvlink_tx_bytes_total", "Bytes that the GPU sent over all NVLinks", source=_SOURCE, plausible=MOVED_BYTES
 )
 
 

@@ -8,22 +8,19 @@ from gpu_exporter.common.model.metrics import Family
 
 GPU_PCIE_RX = Family(
     "gpu_pcie_rx_bytes_total",
-    "counter",
-    "Bytes received by the GPU over PCIe. The counter may wrap",
+    "Bytes that the GPU received over PCIe. The counter may wrap",
     source="nvmlDeviceGetFieldValues 198",
     plausible=MOVED_BYTES,
 )
 GPU_PCIE_TX = Family(
     "gpu_pcie_tx_bytes_total",
-    "counter",
-    "Bytes sent by the GPU over PCIe. The counter may wrap",
+    "Bytes that the GPU sent over PCIe. The counter may wrap",
     source="nvmlDeviceGetFieldValues 197",
     plausible=MOVED_BYTES,
 )
 GPU_PCIE_REPLAYS = Family(
     "gpu_pcie_replays_total",
-    "counter",
-    "Number of PCIe packets that were sent again. A steady rate means a bad link",
+    "PCIe packets that were sent again. A steady rate means a bad link",
     source="nvmlDeviceGetFieldValues 94",
     plausible=COUNT,
 )

@@ -13,15 +13,13 @@ from gpu_exporter.common.model.metrics import Family
 LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9, 7: 15.125e9}
 GPU_PCIE_LINK = Family(
     "gpu_pcie_link_bytes_per_second",
-    "gauge",
-    "Bandwidth of the PCIe link in one direction, by its present generation and lanes. A GPU at rest lowers the "
-    "generation to save power",
+    "Bandwidth of the PCIe link in one direction, from its present generation and lanes. A GPU at rest lowers the "
+    "generation",
     source="nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetCurrPcieLinkWidth",
     plausible=BYTES_PER_SECOND,
 )
 GPU_PCIE_LINK_MAX = Family(
     "gpu_pcie_link_max_bytes_per_second",
-    "gauge",
     "Highest bandwidth of the PCIe link in one direction with this GPU in this slot",
     source="nvmlDeviceGetMaxPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkWidth",
     plausible=BYTES_PER_SECOND,

@@ -1,9 +1,9 @@
 """Plausible ranges of the driver's values, for each unit of measurement. Values outside the range are discarded.
 
-A value outside is a fault or a code for "no value". Drivers return a number with all bits set (0xFFFFFFFF: a ratio of
-42,949,672.95 as percent, 4,294,967 W as milliwatts); a sensor that does not answer returns 0. The bounds are far beyond
-every product, so that no true value is lost. They do not detect faulty boards. If a board reports its own limit or
-maximum, ABSURD also bounds its values.
+A value outside is a fault or a code for "no value", such as a number with all bits set (0xFFFFFFFF: a ratio of
+42,949,672.95 as percent, 4,294,967 W as milliwatts), or 0 from a silent sensor. The bounds are far beyond every
+product, so that no true value is lost; they do not detect faulty boards. ABSURD also bounds the values of a board that
+reports its own limit or maximum.
 """
 
 from __future__ import annotations

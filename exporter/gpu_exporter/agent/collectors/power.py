@@ -8,23 +8,16 @@ from gpu_exporter.common.model.metrics import Family
 
 GPU_POWER = Family(
     "gpu_power_watts",
-    "gauge",
-    "Power draw of the board, in watts: a mean over one second on Ampere (except GA100) and newer, otherwise the "
-    "current value",
+    "Power of the board: a mean over one second on Ampere (except GA100) and newer, otherwise the current value",
     source="nvmlDeviceGetPowerUsage",
     plausible=WATTS,
 )
 GPU_POWER_LIMIT = Family(
-    "gpu_power_limit_watts",
-    "gauge",
-    "Enforced power limit, in watts",
-    source="nvmlDeviceGetEnforcedPowerLimit",
-    plausible=WATTS,
+    "gpu_power_limit_watts", "Enforced power limit", source="nvmlDeviceGetEnforcedPowerLimit", plausible=WATTS
 )
 GPU_ENERGY = Family(
     "gpu_energy_joules_total",
-    "counter",
-    "Energy since the driver was loaded, in joules. Its rate() is the true mean power",
+    "Energy since the driver was loaded. Its rate() is the true mean power",
     source="nvmlDeviceGetTotalEnergyConsumption",
     generations="Volta and newer",
     plausible=JOULES,

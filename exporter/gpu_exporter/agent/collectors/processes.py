@@ -12,15 +12,13 @@ from gpu_exporter.common.model.readings import ProcessList
 
 GPU_COMPUTE_PROCESSES = Family(
     "gpu_compute_processes",
-    "gauge",
-    "Number of processes with a compute context. Absent until the exporter has proof that it can see processes",
+    "Processes with a compute context. Absent until the exporter has proof that it can see processes",
     source="nvmlDeviceGetComputeRunningProcesses",
     plausible=PROCESS_COUNT,
 )
 GPU_GRAPHICS_PROCESSES = Family(
     "gpu_graphics_processes",
-    "gauge",
-    "Number of processes with a graphics context. Absent until the exporter has proof that it can see processes",
+    "Processes with a graphics context. Absent until the exporter has proof that it can see processes",
     source="nvmlDeviceGetGraphicsRunningProcesses",
     plausible=PROCESS_COUNT,
 )

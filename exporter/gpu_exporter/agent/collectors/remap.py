@@ -10,8 +10,7 @@ AMPERE = "Ampere and newer, while no MIG instance exists"
 _SOURCE = "nvmlDeviceGetRemappedRows"
 GPU_REMAPPED_ROWS = Family(
     "gpu_remapped_rows",
-    "gauge",
-    "Number of remapped memory rows, by cause (corrected or uncorrected errors)",
+    "Remapped memory rows, by cause (corrected or uncorrected errors)",
     ("cause",),
     source=_SOURCE,
     generations=AMPERE,
@@ -19,24 +18,21 @@ GPU_REMAPPED_ROWS = Family(
 )
 GPU_REMAPPED_ROWS_PENDING = Family(
     "gpu_remapped_rows_pending",
-    "gauge",
-    "Pending row remap: 1 if it waits for a reset of the GPU, 0 otherwise",
+    "1 if a row remap waits for a reset of the GPU, 0 otherwise",
     source=_SOURCE,
     generations=AMPERE,
     plausible=SWITCH,
 )
 GPU_REMAPPED_ROWS_FAILED = Family(
     "gpu_remapped_rows_failed",
-    "gauge",
-    "Failed row remap: 1 if the board must be replaced, 0 otherwise",
+    "1 if a row remap failed and the board must be replaced, 0 otherwise",
     source=_SOURCE,
     generations=AMPERE,
     plausible=SWITCH,
 )
 GPU_RETIRED_PAGES = Family(
     "gpu_retired_pages",
-    "gauge",
-    "Number of memory pages taken out of service, by cause (single_bit, double_bit)",
+    "Memory pages taken out of service, by cause (single_bit, double_bit)",
     ("cause",),
     source="nvmlDeviceGetFieldValues 29, 30",
     generations="before Ampere",
@@ -59,5 +55,5 @@ REMAP = Collector(
     "remap",
     (GPU_REMAPPED_ROWS, GPU_REMAPPED_ROWS_PENDING, GPU_REMAPPED_ROWS_FAILED, GPU_RETIRED_PAGES),
     collect_remap,
-    every_s=30.0,
+    every_s=10.0,  # as the recovery action, whose severity depends on a pending remap
 )

@@ -8,32 +8,27 @@ from gpu_exporter.common.model.metrics import Family
 
 GPU_TEMPERATURE = Family(
     "gpu_temperature_celsius",
-    "gauge",
-    "Temperature of the GPU, in degrees Celsius. A board has one sensor for all its MIG instances",
+    "Temperature of the GPU. A board has one sensor for all its MIG instances",
     source="nvmlDeviceGetTemperatureV, else nvmlDeviceGetTemperature",
     plausible=CELSIUS,
 )
 GPU_MEMORY_TEMPERATURE = Family(
     "gpu_memory_temperature_celsius",
-    "gauge",
-    "Temperature of the memory, in degrees Celsius",
+    "Temperature of the memory",
     source="nvmlDeviceGetFieldValues 82",
     generations="boards with HBM",
     plausible=CELSIUS,
 )
 GPU_TEMPERATURE_MARGIN = Family(
     "gpu_temperature_margin_celsius",
-    "gauge",
-    "Degrees Celsius left until the GPU slows down, negative beyond that point",
+    "Degrees left until the GPU slows down, negative beyond that point",
     source="nvmlDeviceGetMarginTemperature",
     generations="Ada and newer",
     plausible=CELSIUS,
 )
 GPU_TEMPERATURE_LIMIT = Family(
     "gpu_temperature_limit_celsius",
-    "gauge",
-    "Temperature at which the GPU slows down or shuts down, in degrees Celsius. Absent on newer boards, which "
-    "report a margin instead",
+    "Temperature at which the GPU slows down or shuts down. Newer boards report a margin instead",
     ("limit",),
     source="nvmlDeviceGetTemperatureThreshold",
     generations="before Ada",

@@ -8,8 +8,7 @@ from gpu_exporter.common.model.metrics import Family
 
 GPU_THROTTLE_SECONDS = Family(
     "gpu_throttle_seconds_total",
-    "counter",
-    "Time spent in each throttle reason, in seconds. Reasons overlap, so do not add them up",
+    "Time for which each throttle reason was active. Reasons overlap, so do not add them up",
     ("reason",),
     source="nvmlDeviceGetFieldValues 74-79, 269-271",
     plausible=SECONDS,

@@ -11,8 +11,7 @@ from gpu_exporter.common.model.metrics import Family
 
 GPU_THROTTLE_ACTIVE = Family(
     "gpu_throttle_active",
-    "gauge",
-    "State of the throttle reason at the time of reading: 1 if active, 0 if not. Reasons overlap",
+    "1 if the throttle reason is active, 0 if not. Reasons overlap",
     ("reason",),
     source="nvmlDeviceGetCurrentClocksEventReasons, else nvmlDeviceGetCurrentClocksThrottleReasons",
     plausible=SWITCH,

@@ -13,14 +13,12 @@ from gpu_exporter.common.model.readings import UTILIZATION as SUBJECT
 
 GPU_UTILIZATION = Family(
     "gpu_utilization_ratio",
-    "gauge",
     "Share of the driver's last sample period (1/6 to 1 s) in which a kernel was running. Absent while MIG is on",
     source="nvmlDeviceGetUtilizationRates",
     plausible=RATIO,
 )
 GPU_MEMORY_BUSY = Family(
     "gpu_memory_busy_ratio",
-    "gauge",
     "Share of the driver's last sample period in which memory was read or written. Absent while MIG is on",
     source="nvmlDeviceGetUtilizationRates",
     plausible=RATIO,

@@ -1,6 +1,6 @@
 """Activity of the video encoder, video decoder, JPEG and optical-flow engines. All of them are witnesses.
 
-A reading covers only the driver's last sample period. If the driver keeps a ring of samples, no activity between two
+A reading covers only the driver's last sample period. With a ring of samples in the driver, no activity between two
 cycles is missed.
 """
 
@@ -16,14 +16,12 @@ from gpu_exporter.common.model.metrics import Family
 
 GPU_ENCODER = Family(
     "gpu_encoder_utilization_ratio",
-    "gauge",
     "Share of time in which the video encoder was busy",
     source="nvmlDeviceGetEncoderUtilization",
     plausible=RATIO,
 )
 GPU_DECODER = Family(
     "gpu_decoder_utilization_ratio",
-    "gauge",
     "Share of time in which the video decoder was busy",
     source="nvmlDeviceGetDecoderUtilization",
     plausible=RATIO,

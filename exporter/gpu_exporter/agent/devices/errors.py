@@ -15,6 +15,8 @@ from __future__ import annotations
 from gpu_exporter.common.errors import ForeignError
 
 DENIED = "NVML_ERROR_NO_PERMISSION"
+NOT_READY = "NVML_ERROR_NOT_READY"
+NOT_UNIQUE = "NOT_UNIQUE"  # our own error name: two GPUs report one UUID
 OUT_OF_RANGE = "OUT_OF_RANGE"  # our own error name: the call succeeded, but its value is implausible
 
 

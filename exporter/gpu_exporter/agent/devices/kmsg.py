@@ -1,18 +1,25 @@
-"""Reads XIDs from the kernel's log. NVIDIA's driver prints every XID there, also those for which NVML has no event.
+"""Reads XIDs and SXids from the kernel's log. NVIDIA's driver prints every XID there, also XIDs without an NVML event.
 
 One read(2) of /dev/kmsg (Documentation/ABI/testing/dev-kmsg) returns one record:
 
-    4,2031,8123456789,-;NVRM: Xid (PCI:0000:86:00): 62, pid=4711, name=python, 32a5(2d48) 00000000 00000000
+4,2031,8123456789,-;NVRM: Xid (PCI:0000:86:00): 62, pid=4711, name=python, 32a5(2d48) 00000000 00000000
 
 A record begins with priority and facility, sequence number, microseconds since boot and flags. Then comes the text, in
 which the kernel escapes control characters. On a GPU with MIG, ` GPU-I:05` and ` GPU-CI:00` may follow the address
 (krcReportXid in NVIDIA's open kernel modules). The exporter uses only the address, the number, and for errors of NVLink
 5 the word Fatal or Nonfatal. It ignores the rest, which contains names of users' processes. A GPU that fell off the bus
-is sometimes reported without a number; this is XID 79.
+may appear without a number; this is XID 79.
 
-Users cannot forge an XID. Only the kernel can write a record with facility 0; a record that a process writes to
-/dev/kmsg has another facility. A record also counts only if it begins with NVIDIA's text. In other kernel messages, a
-user controls at most 15 characters at the beginning (the name of a process).
+Errors of NVSwitches are SXids (NVSWITCH_PRINT_SXID in NVIDIA's open kernel modules). One error has up to three records,
+and the first has the severity. Some errors have no severity, e.g. of temperature or of optical modules:
+
+nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt
+nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Severity 0 Engine instance 44 Sub-engine instance 00
+nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Data {0x0000002c, 0x0000002c, 0x00000000, 0x0000002c}
+
+Users cannot forge an XID or SXid. Only the kernel can write a record with facility 0. And a record counts only if it
+begins with NVIDIA's text, while users control at most the first 15 characters of a kernel message (the name of a
+process).
 """
 
 from __future__ import annotations
@@ -35,6 +42,11 @@ PREFIX = re.compile(rb"(\d{1,4}),\d{1,20},\d{1,20},[^;\n]{0,200};")
 ADDRESS = rb"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 XID = re.compile(rb"NVRM: Xid \((?:PCI:)?(" + ADDRESS + rb")(?: GPU-I:\d{1,3})?(?: GPU-CI:\d{1,3})?\): (\d{1,5}),")
 SEVERITY = re.compile(rb" [A-Z0-9_]+ (Nonfatal|Fatal)\b")
+SXID = re.compile(
+    rb"nvidia-nvswitch\d{1,3}: SXid \(PCI:("
+    + ADDRESS
+    + rb")\): (\d{1,5}), (?:(Fatal|Non-fatal)\b|(Severity \d|Data \{))?"
+)
 
 
 # The kernel's message, before and since 6.8, if a driver could not start a device.
@@ -72,6 +84,18 @@ class Report(NamedTuple):
     has_number: bool = True
 
 
+class SwitchReport(NamedTuple):
+    """A record about an SXid of the NVSwitch at this PCI address.
+
+    `severity`: "fatal" or "nonfatal", "unknown" if the record has none. `is_detail`: a further record about an error.
+    """
+
+    address: str
+    sxid: int
+    severity: str
+    is_detail: bool = False
+
+
 class Batch(NamedTuple):
     """The result of one read.
 
@@ -80,7 +104,7 @@ class Batch(NamedTuple):
     - `probes`: PCI addresses of GPUs that the driver could not start.
     """
 
-    reports: list[Report]
+    reports: list[Report | SwitchReport]
     lost: bool
     full: bool
     probes: frozenset[str] = frozenset()
@@ -111,6 +135,16 @@ def parse_report(record: bytes) -> Report | None:
     return None
 
 
+def parse_switch_report(record: bytes) -> SwitchReport | None:
+    """Returns the SXid in one record of /dev/kmsg, None if the record has no SXid."""
+    begin = _begin_of(record)
+    found = None if begin is None else SXID.match(record, begin)
+    if found is None:
+        return None
+    severity = "unknown" if found[3] is None else found[3].decode("ascii").lower().replace("-", "")
+    return SwitchReport(normalize_pci(found[1].decode("ascii")), int(found[2]), severity, found[4] is not None)
+
+
 def parse_probe(record: bytes) -> tuple[str, bool] | None:
     """Returns the PCI address of a GPU that the driver could not start. None for other records.
 
@@ -139,7 +173,7 @@ class KernelLog:
     """Reads the records that are written to /dev/kmsg after this object was made. Never blocks."""
 
     def __init__(self, path: Path, read: Callable[[int, int], bytes] = os.read) -> None:
-        """Opens the log. Raises OSError if the log does not exist or this process may not read it."""
+        """Opens the log. Raises OSError if the log is missing or this process has no permission to read it."""
         self._read = read
         self._failed: set[str] = set()
         self._refused: set[str] = set()
@@ -170,8 +204,8 @@ class KernelLog:
         return frozenset(probes)
 
     def read(self) -> Batch:
-        """Returns the XIDs since the last read. Raises OSError."""
-        reports: list[Report] = []
+        """Returns the XIDs and SXids since the last read. Raises OSError."""
+        reports: list[Report | SwitchReport] = []
         lost = False
         for _ in range(BATCH):
             try:
@@ -188,7 +222,7 @@ class KernelLog:
                 return Batch(reports, lost, False, self._take_probes())
             # A pipe may return several records at once. Further lines of a record, its properties, begin with a space.
             for record in data.split(b"\n"):
-                if (report := parse_report(record)) is not None:
+                if (report := parse_report(record) or parse_switch_report(record)) is not None:
                     reports.append(report)
                 elif (probe := parse_probe(record)) is not None:
                     kept = self._refused if probe[1] else self._failed  # PROBES_MAX of each kind

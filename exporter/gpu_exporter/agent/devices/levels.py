@@ -1,7 +1,7 @@
 """Published power and activity of real boards at work, at rest and in a hang. A scenario selects a level in `work`.
 
-This table is independent of the rules that judge such levels (`stalls` in defaults.yaml): watts derived from a
-threshold would make a test worthless. A value without a publication has the source "assumption".
+This table is independent of the thresholds that judge such levels (`stalls` in defaults.yaml); otherwise, a test would
+prove nothing. A value without a publication has the source "assumption".
 
 Power is in watts, traffic in bytes per second (sum of both directions). All other values are ratios from 0 to 1.
 """
@@ -66,6 +66,23 @@ LEVELS: Mapping[tuple[str, str], Level] = {
     ("V100", "train"): Level(1.0, 270, 15, nvlink=2e10, source="assumption: near the limit"),
     ("V100", "hang"): Level(1.0, 70, 1, source="65 to 76 of 300 W, pytorch#22671"),
     ("V100", "decode"): Level(1.0, 190, 8, source="180 to 200 W in public reports"),
+    # Blackwell and Grace Hopper. No power in a hang is published, so none is here.
+    ("GH200", "rest"): Level(0.0, 73, source="ubccr/ccr-examples; 76 to 100 W elsewhere"),
+    ("GH200", "context"): Level(0.0, 95, source="48 GB in use, a public nvidia-smi output"),
+    ("B200", "rest"): Level(0.0, 136, source="Modal GPU Glossary: 136 to 142 W on eight boards"),
+    ("B200", "context"): Level(0.0, 192, source="192 to 196 W, TensorRT-LLM#10278"),
+    ("GB200", "rest"): Level(0.0, 156, source="NVIDIA/aicr; 157 to 181 W elsewhere"),
+    ("GB200", "train"): Level(
+        0.9855,
+        984,
+        sm=0.324,
+        tensor=0.324,
+        dram=0.241,
+        source="512 GPUs, marin#7344; SMs: at least as the tensor pipes",
+    ),
+    ("B300", "rest"): Level(0.0, 135, source="blog.john-pfeiffer.com; 139 to 185 W elsewhere"),
+    ("B300", "tune"): Level(0.98, 404, 10, 0.56, 0.12, source="395 to 414 W, fine tuning of SDXL, public notes"),
+    ("GB300", "rest"): Level(0.0, 171, source="171 to 175 W, ishandhanani.github.io; 227 to 237 W elsewhere"),
     # T4, default limit 70 W
     ("T4", "train"): Level(1.0, 66, 2, source="assumption: near the limit"),
     ("T4", "hang"): Level(1.0, 40, 0.5, source="40 to 41 W, accelerate#233"),

@@ -27,8 +27,6 @@ def mean(load: Load, start: float, end: float) -> float:
 
 
 class Constant:
-    """A constant load."""
-
     def __init__(self, value: float) -> None:
         self.value = value
 

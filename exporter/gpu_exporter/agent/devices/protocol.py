@@ -147,13 +147,28 @@ class RowRemaps(NamedTuple):
     failed: int
 
 
+NOT_STARTED, IN_PROGRESS, COMPLETED, FAILED = 1, 2, 3, 4
+"""Of Fabric.status, as DCGM_FI_DEV_FABRIC_MANAGER_STATUS. The first three are NVML's states."""
+
+
+class Fabric(NamedTuple):
+    """The GPU's registration with the NVLink fabric of NVSwitches, which CUDA needs on a board with NVSwitches.
+
+    - `status`: NOT_STARTED, IN_PROGRESS, COMPLETED or FAILED.
+    - `problem`: why it failed, or what is degraded; "" without a problem.
+    """
+
+    status: int
+    problem: str = ""
+
+
 class InstanceIdentity(NamedTuple):
     """One MIG instance. `mig` is "gpu instance id/compute instance id".
 
     - `sm_slices`: the instance's compute slices. A fraction if several compute instances share a GPU instance without
       reporting slices.
     - `memory_slices`: 0 if unknown.
-    - `placement`: as in model.InstanceReading.
+    - `placement`: profile id and first slice of its GPU instance, None if the driver does not report them.
     - `memory`: "own" if the compute instance is alone on its GPU instance. Otherwise the memory is counted once:
       "first" for the compute instance that gets it, "none" for the others.
     """
@@ -298,6 +313,17 @@ class Device:
 
     def read_nvlink(self) -> Traffic:
         raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_nvlinks_active(self) -> int:
+        """Returns the number of NVLinks that are up."""
+        raise self._nothing("nvmlDeviceGetNvLinkState")
+
+    def read_nvlink_errors(self) -> Mapping[str, int]:
+        """Returns the errors of all NVLinks since the driver was loaded, by kind. Omits kinds without a counter."""
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_fabric(self) -> Fabric:
+        raise self._nothing("nvmlDeviceGetGpuFabricInfoV")
 
     def read_ecc_errors(self) -> Mapping[str, int]:
         """Returns the errors since the driver was loaded, by severity: corrected, uncorrected."""

@@ -1,29 +1,22 @@
-"""A backend that replays logs of nvidia-smi once, in real time from the first read on. Each file is one GPU.
+"""A backend that replays logs of nvidia-smi (smi_log.py) in real time, starting at the first read, without repetition.
+Each file is one GPU.
 
-The format is the output of `nvidia-smi --query-gpu=... --format=csv`, with or without `nounits`, plain or gzip.
-
-- Required columns: timestamp, utilization.gpu [%].
-- Optional columns: temperature.gpu, clocks.current.sm [MHz], power.draw.instant [W] or else power.draw [W].
-- The columns may have any order. Other columns are ignored.
-- A cell without a value (`[N/A]`, `[Not Supported]`, `[GPU is lost]`) counts as no data.
-- An incomplete last line is dropped. After the last row, reads return no data.
+- After the last row, reads return no data.
+- Where rows are missing (a gap of more than two intervals and a minute), reads return no data: a gap is not idle time.
 - Energy is the trapezoidal integral of the power, because these logs have no energy counter.
 """
 
 from __future__ import annotations
 
 import bisect
-import csv
-import gzip
-import math
-import re
+import logging
 import uuid
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
 
 from gpu_exporter.agent.devices.errors import DriverUnavailable, NotSupported
+from gpu_exporter.agent.devices.log_text import LATE
 from gpu_exporter.agent.devices.protocol import (
     Clocks,
     Device,
@@ -31,32 +24,23 @@ from gpu_exporter.agent.devices.protocol import (
     Rates,
     UtilizationSample,
 )
+from gpu_exporter.agent.devices.smi_log import SmiLog, SmiLogError, SmiRow, parse_smi_logs, read_smi_logs
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.files import read_gzip, read_named
 from gpu_exporter.common.model.units import DeviceIdentity
 from gpu_exporter.common.vendor import NVIDIA
 
+log = logging.getLogger(__name__)
 MERGE_S = 0.5  # rows of equal utilization become one sample, up to this length
-LOG_MAX = 256 * 2**20  # bytes of text: a row per second for two weeks
-
-TIMESTAMP = "timestamp"
-UTILIZATION = "utilization.gpu [%]"
-TEMPERATURE = "temperature.gpu"
-SM_CLOCK = "clocks.current.sm [MHz]"
-POWER = ("power.draw.instant [W]", "power.draw [W]")  # the second is an average over a second on newer boards
-KEYS = ("uuid", "index", "pci.bus_id", "serial", "name")  # columns that distinguish the GPUs of one log
-MESSAGE = re.compile(r"Unable to determine|No devices|Failed to|NVIDIA-SMI has failed|Terminating|GPU is lost", re.I)
-NO_VALUE = re.compile(r"\[[^\]]*\]|N/A")  # nvidia-smi writes the reason for a missing value in brackets
-
-
-class ReplayError(ValueError):
-    """The file is not an nvidia-smi log. The text contains the file, the line and the error."""
 
 
 class Recording:
-    """The columns of one log. `times`: seconds since the first row. A cell without a value is None."""
+    """The columns of one log. `times`: seconds since the first row. A cell without a value is None.
 
-    def __init__(self) -> None:
+    `notes`: dropped and corrected rows, as texts for the exporter's log.
+    """
+
+    def __init__(self, of: SmiLog) -> None:
+        self.notes = of.notes
         self.times: list[float] = []
         self.utilization: list[float | None] = []
         self.temperature: list[float | None] = []
@@ -66,6 +50,9 @@ class Recording:
         self.energy_times: list[float] = []  # of the rows that have a power value
         self.energy: list[float] = []
         self.last_power = 0.0
+        for row in of.rows:
+            _add_gap(self, row.t)
+            _append(self, row)
 
     @property
     def duration_s(self) -> float:
@@ -87,108 +74,29 @@ class Recording:
 
 
 def read_recording(path: Path) -> Recording:
-    """Reads one log. Raises ReplayError, OSError."""
-    try:
-        data = read_gzip(path, LOG_MAX) if path.suffix == ".gz" else read_named(path, LOG_MAX)
-        text = data.decode("utf-8-sig")
-    except (gzip.BadGzipFile, EOFError, ValueError) as exc:
-        raise ReplayError(f"{path}: not a gzip or text file: {exc}") from exc
-    return parse_recording(text, str(path))
+    """Reads one log. Raises SmiLogError, OSError."""
+    return Recording(*read_smi_logs(path, is_one=True))
 
 
 def parse_recording(text: str, place: str = "recording") -> Recording:
-    """Converts the text of a log to columns. Drops rows that repeat the row before or go back in time.
-
-    Raises ReplayError if a cell is neither a number in the column's unit nor marked as missing. Raises it for a log of
-    several GPUs, because their rows would be mixed into one GPU.
+    """Converts the text of a log to columns. Raises SmiLogError, also for a log of several GPUs, because their rows
+    would be mixed into one GPU.
     """
-    try:
-        rows = list(csv.reader(text.splitlines(), skipinitialspace=True))
-    except csv.Error as exc:  # NUL bytes, before Python 3.11
-        raise ReplayError(f"{place}: {exc}") from exc
-    header = [name.strip() for name in rows[0]] if rows else []
-    for name in (TIMESTAMP, UTILIZATION):
-        if name not in header:
-            raise ReplayError(f"{place}:1: column {name!r} is missing")
-    if len(rows) > 1 and (len(rows[-1]) < len(header) or not text.endswith(("\n", "\r"))):
-        rows.pop()  # nvidia-smi ends each line with a newline: this line was cut, and 40 may have been 400
-    power = next((name for name in POWER if name in header), "")
-    columns = [header.index(name) if name in header else None for name in (UTILIZATION, TEMPERATURE, SM_CLOCK, power)]
-    keys = [header.index(name) for name in KEYS if name in header]
-    recording = Recording()
-    start: datetime | None = None
-    previous: tuple[datetime, list[str]] | None = None
-    known: dict[int, str] = {}  # the identity of the GPU, by column
-    for number, row in enumerate(rows[1:], start=2):
-        row = [cell.strip() for cell in row]
-        if _is_no_row(row, header, rows[number] if number < len(rows) else None):
-            continue
-        names = {i: row[i] for i in keys if i < len(row) and not NO_VALUE.fullmatch(row[i])}
-        try:
-            if len(row) < len(header):
-                raise ValueError(f"{len(row)} cells, but the header has {len(header)}")
-            when = datetime.strptime(row[header.index(TIMESTAMP)], "%Y/%m/%d %H:%M:%S.%f")
-            if any(known.setdefault(i, name) != name for i, name in names.items()) or (
-                previous is not None and when == previous[0] and row != previous[1]
-            ):
-                raise ValueError("the log has a second GPU: write one log per GPU, with nvidia-smi --id=INDEX")
-            utilization, temperature, clock, watts = (
-                None if i is None else _parse_cell(row[i], header[i]) for i in columns
-            )
-        except ValueError as exc:
-            raise ReplayError(f"{place}:{number}: {exc}") from exc
-        previous = when, row
-        start = start or when
-        t = (when - start).total_seconds()
-        if recording.times and t <= recording.times[-1]:
-            continue
-        ratio = None if utilization is None or utilization > 100 else utilization / 100.0
-        _append(recording, t, ratio, temperature, None if clock is None else clock * 1e6, watts)
-    if len(recording.times) < 2:
-        raise ReplayError(f"{place}: fewer than two rows")
-    return recording
+    return Recording(*parse_smi_logs(text, place, is_one=True))
 
 
-def _is_no_row(row: Sequence[str], header: Sequence[str], following: Sequence[str] | None) -> bool:
-    """Returns whether a line is not a data row. Such a line is one of four:
-
-    - an empty line
-    - a message of nvidia-smi
-    - a repeated header, if nvidia-smi appended to an existing log
-    - an incomplete line before a repeated header
-    """
-    if not any(row) or row == header:
-        return True
-    if len(row) >= len(header):
-        return False
-    is_cut = following is not None and [cell.strip() for cell in following] == header
-    return is_cut or MESSAGE.match(",".join(row)) is not None
+def _add_gap(rec: Recording, t: float) -> None:
+    """If rows are missing between the last row and `t`, adds two rows without values as the gap."""
+    if len(rec.times) < 2:
+        return
+    last, step = rec.times[-1], rec.times[-1] - rec.times[-2]
+    if t - last > 2 * step + LATE.total_seconds():
+        for at in (last + step, t - step):  # a row counts until the next row, and a sample from the sample before it
+            _append(rec, SmiRow(at, None, None, None, None))
 
 
-def _parse_cell(cell: str, column: str) -> float | None:
-    """Returns the number in a cell, None if the cell has no value. Raises ValueError.
-
-    >>> _parse_cell("1980 MHz", "clocks.current.sm [MHz]"), _parse_cell("37", "utilization.gpu [%]")
-    (1980.0, 37.0)
-    """
-    if NO_VALUE.fullmatch(cell):
-        return None
-    _, _, unit = column.rstrip("]").partition(" [")
-    number = cell.removesuffix(f" {unit}") if unit else cell
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    if value < 0:
-        return None  # only a failed sensor has a negative value
-    if not value < math.inf:
-        raise ValueError(f"{column}: {cell!r} is not a number" + (f" of {unit}" if unit else ""))
-    return value
-
-
-def _append(
-    rec: Recording, t: float, ratio: float | None, temperature: float | None, clock: float | None, power: float | None
-) -> None:
+def _append(rec: Recording, row: SmiRow) -> None:
+    t, ratio, power = row.t, row.utilization, row.power
     end, merged = rec.merged[-1] if rec.merged else (0.0, None)
     started = rec.merged[-2][0] if len(rec.merged) > 1 else 0.0
     if end > 0 and merged == ratio and t - started <= MERGE_S:
@@ -202,8 +110,8 @@ def _append(
         rec.last_power = power
     rec.times.append(t)
     rec.utilization.append(ratio)
-    rec.temperature.append(temperature)
-    rec.sm_clock.append(clock)
+    rec.temperature.append(row.temperature)
+    rec.sm_clock.append(row.sm_clock)
     rec.power.append(power)
 
 
@@ -213,7 +121,7 @@ class ReplayDevice(Device):
     reason = "NVML_ERROR_NO_DATA"
 
     def __init__(self, recording: Recording, index: int, name: str, clock: Clock) -> None:
-        self._recording = recording
+        self.recording = recording
         self._clock = clock
         self._start: float | None = None
         self.identity = DeviceIdentity(
@@ -233,21 +141,21 @@ class ReplayDevice(Device):
 
     def _read(self, call: str, column: Sequence[float | None]) -> float:
         now = self._now()
-        value = self._recording.at(column, now) if now <= self._recording.duration_s else None
+        value = self.recording.at(column, now) if now <= self.recording.duration_s else None
         if value is None:
             raise NotSupported(call, self.reason)
         return value
 
     def read_utilization(self) -> Rates:
-        return Rates(self._read("nvmlDeviceGetUtilizationRates", self._recording.utilization), None)
+        return Rates(self._read("nvmlDeviceGetUtilizationRates", self.recording.utilization), None)
 
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
         now = self._now()
         zero = self._clock.wall() - now
         # After the end, the last samples are returned once more, as from a driver's ring.
-        if now > self._recording.duration_s and since_wall - zero >= self._recording.duration_s - 1e-3:
+        if now > self.recording.duration_s and since_wall - zero >= self.recording.duration_s - 1e-3:
             raise NotSupported("nvmlDeviceGetSamples", self.reason)
-        samples = self._recording.merged
+        samples = self.recording.merged
         first = bisect.bisect_right(samples, since_wall - zero + 1e-6, key=itemgetter(0))
         last = bisect.bisect_right(samples, now, key=itemgetter(0))
         begins = [samples[first - 1][0] if first else 0.0] + [t for t, _ in samples[first:last]]
@@ -258,19 +166,21 @@ class ReplayDevice(Device):
         ]
 
     def read_power(self) -> float:
-        return self._read("nvmlDeviceGetPowerUsage", self._recording.power)
+        return self._read("nvmlDeviceGetPowerUsage", self.recording.power)
 
     def read_energy(self) -> float:
-        energy = self._recording.energy_at(self._now())
-        if energy is None:
+        rec, now = self.recording, self._now()
+        energy = rec.energy_at(now)
+        columns = rec.utilization, rec.temperature, rec.sm_clock, rec.power
+        if energy is None or all(rec.at(column, now) is None for column in columns):
             raise NotSupported("nvmlDeviceGetTotalEnergyConsumption", self.reason)
         return energy
 
     def read_temperature(self) -> float:
-        return self._read("nvmlDeviceGetTemperature", self._recording.temperature)
+        return self._read("nvmlDeviceGetTemperature", self.recording.temperature)
 
     def read_clocks(self) -> Clocks:
-        return Clocks(self._read("nvmlDeviceGetClockInfo", self._recording.sm_clock), None, None)
+        return Clocks(self._read("nvmlDeviceGetClockInfo", self.recording.sm_clock), None, None)
 
 
 class ReplayBackend:
@@ -293,8 +203,11 @@ class ReplayBackend:
                 ReplayDevice(read_recording(path), index, path.name.split(".")[0], self._clock)
                 for index, path in enumerate(self._paths)
             ]
-        except (OSError, ReplayError) as exc:
+        except (OSError, SmiLogError) as exc:
             raise DriverUnavailable(str(exc)) from exc
+        for device in self._devices:
+            for note in device.recording.notes:
+                log.warning("%s", note)
 
     def count(self) -> int:
         return len(self._devices)

@@ -66,6 +66,8 @@ HEALTH = (
     "retired_single_bit",
     "retired_double_bit",
     "recovery_action",
+    "nvlinks_down",
+    "fabric_status",
     "pcie_replays",
     "pcie_generation",
     "pcie_width",
@@ -110,7 +112,7 @@ class ScenarioInstance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScenarioGpu:
-    """One GPU. `throttle`: by reason, the share of the time in which it is active. `xids`: (time, code)."""
+    """One GPU. `throttle`: the share of the time in which each reason is active, by reason. `xids`: (time, code)."""
 
     index: int
     uuid: str
@@ -129,11 +131,9 @@ class ScenarioGpu:
     kept_memory: int = 0  # bytes in use without a holder, as on boards with memory that the system manages
 
     def has_mig(self, t: float) -> bool:
-        """Returns whether MIG mode is on at `t`."""
         return self.mig and self.mig_from <= t < self.mig_to
 
     def instances_at(self, t: float) -> list[ScenarioInstance]:
-        """Returns the instances that exist at `t`."""
         if not self.has_mig(t):
             return []
         return [instance for instance in self.instances if instance.start <= t < instance.end]
@@ -147,7 +147,7 @@ class ScenarioGpu:
 
 
 class HostStage(NamedTuple):
-    """A holder's activity on the host from `start` on. All times in the evidence are 0."""
+    """A holder's activity on the host, starting at `start`. All times in the evidence are 0."""
 
     start: float
     evidence: HostEvidence

@@ -15,6 +15,7 @@ from gpu_exporter.agent.devices.protocol import (
     Clocks,
     Device,
     EventWatch,
+    Fabric,
     Gpm,
     Instance,
     InstanceIdentity,
@@ -62,6 +63,7 @@ THROTTLE_COUNTERS = (
 )
 TEMPERATURE_LIMITS = {"shutdown": 95.0, "slowdown": 92.0, "gpu_max": 89.0}
 LINK_GENERATION, LINK_WIDTH = 5, 16
+LINK_RATE, LINK_RATE_BLACKWELL = 25e9, 50e9  # bytes per second of one NVLink in one direction
 CPUS_PER_NODE = 32  # of a NUMA node of the simulated host
 SLOWDOWN_AT = 87.0  # at this temperature the margin of newer boards is 0
 
@@ -74,10 +76,6 @@ class Scaled:
 
     def integral(self, t: float) -> float:
         return self._factor * self._load.integral(t)
-
-
-def _list_cpus(numa_node: int) -> frozenset[int]:
-    return frozenset(range(numa_node * CPUS_PER_NODE, (numa_node + 1) * CPUS_PER_NODE))
 
 
 class ScenarioTime:
@@ -158,6 +156,7 @@ class SimulatedDevice(Device):
         self._stage, self._gpu = stage, gpu
         self.parts = resolve_parts(gpu.load, gpu.parts)
         self._answered: set[str] = set()
+        first_cpu = CPUS_PER_NODE * gpu.health.get("numa_node", 0)
         self.identity = DeviceIdentity(
             index=gpu.index,
             uuid=gpu.uuid,
@@ -166,7 +165,7 @@ class SimulatedDevice(Device):
             pci_bus_id=f"0000:{0x10 + gpu.index:02x}:00.0",
             minor=gpu.index,
             mig_mode=self._mig_mode(stage.now()),
-            cpus=_list_cpus(gpu.health.get("numa_node", 0)),
+            cpus=frozenset(range(first_cpu, first_cpu + CPUS_PER_NODE)),
         )
 
     def _mig_mode(self, now: float) -> str:
@@ -174,20 +173,23 @@ class SimulatedDevice(Device):
             return "unsupported"
         return "enabled" if self._gpu.has_mig(now) else "disabled"
 
-    def _meet_faults(self, call: str) -> float:
-        """Applies the scenario's present fault for `call`: raises or waits. Returns the scenario's time in seconds."""
-        now = self._stage.now()
-        fault = self._gpu.fault(call, now)
+    def _meet_faults(self, call: str, has_it: bool = True) -> float:
+        """Applies the scenario's present fault for `call`: raises or waits. Returns the scenario's time in seconds.
+
+        Raises NotSupported after that if the board does not have the value (`has_it`).
+        """
+        fault = self._gpu.fault(call, self._stage.now())
         if fault is None:
             self.answers += 1
             self._answered.add(call)
-            return now
-        if fault.hang_s:
+        elif fault.hang_s:
             threading.Event().wait(fault.hang_s)
-            return self._stage.now()
-        error = device_error(call, fault.error)
-        error.once_answered = call in self._answered
-        raise error
+        else:
+            error = device_error(call, fault.error)
+            error.once_answered = call in self._answered
+            raise error
+        self._require(has_it, call)
+        return self._stage.now()
 
     def _load(self, now: float) -> loads.Load:
         """Returns the load of the whole board. With MIG, the combined load of its instances."""
@@ -220,16 +222,14 @@ class SimulatedDevice(Device):
 
     def read_engine(self, engine: str) -> float:
         call = f"nvmlDeviceGet{'Jpg' if engine == 'jpeg' else engine.capitalize()}Utilization"
-        now = self._meet_faults(call)
-        self._require(engine in ("encoder", "decoder") or self._gpu.product.jpeg_ofa, call)
+        now = self._meet_faults(call, engine in ("encoder", "decoder") or self._gpu.product.jpeg_ofa)
         return loads.mean(self.parts[engine], max(0.0, now - 1.0), now)
 
     def read_gpm(self) -> Gpm | None:
-        now = self._meet_faults("nvmlGpmMetricsGet")
-        self._require(self._gpu.product.gpm, "nvmlGpmMetricsGet")
+        now = self._meet_faults("nvmlGpmMetricsGet", self._gpu.product.gpm)
         parts = resolve_parts(self._load(now), self._gpu.parts)
         rates = {"pcie": 2 * self._gpu.product.pcie, "nvlink": 2 * self._gpu.product.nvlink}
-        return self._stage.read_gpm(self._gpu.uuid, parts, rates)
+        return self._stage.read_gpm(self._gpu.uuid, parts, {name: rate for name, rate in rates.items() if rate})
 
     def reopen_gpm(self, subject: str) -> None:
         self._stage.gpm_seen.pop(subject or self._gpu.uuid, None)
@@ -270,13 +270,11 @@ class SimulatedDevice(Device):
         return self._temperature(self._meet_faults("nvmlDeviceGetTemperature"))
 
     def read_memory_temperature(self) -> float:
-        now = self._meet_faults("nvmlDeviceGetFieldValues")
-        self._require(self._gpu.product.memory_sensor, "nvmlDeviceGetFieldValues")
+        now = self._meet_faults("nvmlDeviceGetFieldValues", self._gpu.product.memory_sensor)
         return self._temperature(now) + 8.0
 
     def read_temperature_margin(self) -> float:
-        now = self._meet_faults("nvmlDeviceGetMarginTemperature")
-        self._require(self._gpu.product.margin, "nvmlDeviceGetMarginTemperature")
+        now = self._meet_faults("nvmlDeviceGetMarginTemperature", self._gpu.product.margin)
         return SLOWDOWN_AT - self._temperature(now)
 
     def read_temperature_limits(self) -> Mapping[str, float]:
@@ -303,13 +301,13 @@ class SimulatedDevice(Device):
         return {reason: reason in self._gpu.throttle for reason in reasons}
 
     def _traffic(self, part: str, rate: float) -> Traffic:
-        now = self._meet_faults("nvmlDeviceGetFieldValues")
-        self._require(rate > 0, "nvmlDeviceGetFieldValues")
+        now = self._meet_faults("nvmlDeviceGetFieldValues", rate > 0)
         one_way = rate * self.parts[part].integral(now)
         return Traffic(rx=one_way, tx=one_way / 2)
 
     def read_pcie(self) -> Pcie:
-        return Pcie(self._traffic("pcie", self._gpu.product.pcie), self._gpu.health.get("pcie_replays", 0))
+        rate = self._gpu.product.pcie
+        return Pcie(self._traffic("pcie", rate) if rate else None, self._gpu.health.get("pcie_replays", 0))
 
     def read_pcie_link(self) -> PcieLink:
         now = self._meet_faults("nvmlDeviceGetCurrPcieLinkWidth")
@@ -321,6 +319,19 @@ class SimulatedDevice(Device):
 
     def read_nvlink(self) -> Traffic:
         return self._traffic("nvlink", self._gpu.product.nvlink)
+
+    def read_nvlinks_active(self) -> int:
+        self._meet_faults("nvmlDeviceGetNvLinkState")
+        product = self._gpu.product
+        self._require(product.nvlink > 0 and self.identity.mig_mode != "enabled", "nvmlDeviceGetNvLinkState")
+        links = round(product.nvlink / (LINK_RATE_BLACKWELL if product.link_bytes else LINK_RATE))
+        return links - self._gpu.health.get("nvlinks_down", 0)
+
+    def read_fabric(self) -> Fabric:
+        self._meet_faults("nvmlDeviceGetGpuFabricInfoV")
+        status = self._gpu.health.get("fabric_status", 0)
+        self._require(status > 0, "nvmlDeviceGetGpuFabricInfoV")
+        return Fabric(status)
 
     def read_ecc_errors(self) -> Mapping[str, int]:
         self._meet_faults("nvmlDeviceGetTotalEccErrors")

@@ -5,18 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
+from gpu_exporter.agent.collectors.xid import is_fault
+from gpu_exporter.agent.exposition.checks import FailedCheck
+from gpu_exporter.agent.node.conditions import list_conditions
+from gpu_exporter.common.durations import format_age
 from gpu_exporter.common.model.views import GpuView, View
 
+NONE_ANSWER = "but 0 answer"
 Health: TypeAlias = Literal["ok", "partial", "no_data", "none_expected"]
-# nvmlDeviceGpuRecoveryAction_t: the action of each number. An unlisted number also is an action.
-ACTIONS = {
-    1: "a reset",
-    2: "a reboot of the node",
-    3: "its peers to be drained",
-    4: "to be drained and reset",
-    5: "a restart of IMEX",
-    6: "a reset of its bus",
-    7: "a reboot of the system",
+XID_S = 3600.0  # how long an XID fails the check, as the alert GpuXid
+REBOOT = "reboot the node"
+# The check and the remedy of each condition (conditions.py) that makes a GPU unusable, as in alerts/runbook.md.
+CHECK_OF = {
+    "hung": ("lost", REBOOT),
+    "lost": ("lost", REBOOT),
+    "stale": ("lost", REBOOT),
+    "recovery_action": ("reset", "drain, then do so"),
+    "row_remap_failed": ("remap", "replace the board"),
+    "not_ready": ("ready", "attest the GPU"),
+    "nvlinks_down": ("fabric", "reset the GPU"),
+    "fabric_failed": ("fabric", "check Fabric Manager"),
+    "fabric_not_ready": ("fabric", "check Fabric Manager"),
+}
+UNCHECKED = {
+    "xid": "no running exporter receives the XIDs of all GPUs",
+    "count": "no scheduler reports the number of GPUs here",
 }
 
 
@@ -24,67 +37,71 @@ def judge_health(view: View, *, devices_only: bool = False) -> Health:
     """Returns `no_data` if no GPU answers, `partial` if there are gaps, otherwise `ok`.
 
     `none_expected`: no GPU answers, but this is not a fault, because the node has no GPU or the driver was released on
-    request. `devices_only`: as in `list_gaps`.
+    request. `devices_only`: failed calls, and failed sources of holders, are no gaps.
     """
     if not view.status.driver_up or not any(_answers(gpu) for gpu in view.gpus):
         return "no_data" if view.status.expects_gpus else "none_expected"
-    return "partial" if list_gaps(view, devices_only=devices_only) else "ok"
+    return "partial" if (list_failed_checks(view) if devices_only else list_gaps(view)) else "ok"
 
 
-def list_gaps(view: View, *, devices_only: bool = False) -> list[str]:
-    """Returns the gaps of a view, one line each.
+def list_gaps(view: View) -> list[str]:
+    """Returns the failed checks, failed calls and failed sources of holders of a view, one line each."""
+    return [*(each.text for each in list_failed_checks(view)), *_list_failures(view)]
 
-    A gap is a GPU that does not answer, that needs a recovery action, or that only a scheduler counts. Unless
-    `devices_only` is set, failed calls and failed sources of holders are gaps too.
+
+def list_failed_checks(view: View) -> list[FailedCheck]:
+    """Returns a failed check for each GPU that is unusable or reported a fault, and for GPUs that only a scheduler
+    counts.
     """
-    gaps = [f"gpu {label_of(gpu)}: {_silence(gpu)}" for gpu in view.gpus if is_missed(gpu)]
+    failed = []
+    for gpu in view.gpus:
+        label = gpu.snapshot.identity.label
+        for each in (each for each in list_conditions(gpu) if each.severity == "unusable"):
+            check, remedy = CHECK_OF[each.name]
+            failed.append(FailedCheck(check, each.say_of(label), remedy))
+        failed += [FailedCheck("xid", f"gpu {label}: {text}", "reset the GPU") for text in _list_xids(gpu, view.wall)]
     shown = sum(not gpu.snapshot.away for gpu in view.gpus)
     if (more := view.status.devices_expected - shown) > 0:
-        gaps.append(f"{more} more GPU{'s' if more > 1 else ''} should answer here, but the driver does not list them")
-    answering = [gpu for gpu in view.gpus if _answers(gpu)]
-    gaps += [f"gpu {label_of(gpu)} {wish}" for gpu in answering if (wish := describe_recovery(gpu))]
-    number = sum(len(gpu.snapshot.instances) or 1 for gpu in answering)
-    gaps += [
-        f"{source.name} counts {source.devices} GPUs here, but {number} answer"
-        for source in view.status.sources
-        if source.devices is not None and source.devices > number
-    ]
-    return gaps if devices_only else [*gaps, *_list_failures(view, answering)]
+        text = f"{more} more GPU{'s' if more > 1 else ''} should answer here, but the driver does not list them"
+        failed.append(FailedCheck("lost", text, REBOOT))
+    return [*failed, *(FailedCheck("count", text, "check dmesg") for text in list_counts(view))]
 
 
-def _list_failures(view: View, answering: list[GpuView]) -> Iterator[str]:
-    for gpu in answering:
+def list_unchecked(view: View) -> list[str]:
+    """Returns the checks of UNCHECKED that this view cannot make."""
+    heard = all(gpu.xids is not None for gpu in view.gpus if not gpu.snapshot.away)
+    counted = bool(view.status.counted) or any(source.devices is not None for source in view.status.sources)
+    return [name for name, known in (("xid", heard), ("count", counted)) if not known]
+
+
+def _list_xids(gpu: GpuView, wall: float) -> Iterator[str]:
+    for xid, kind, _, last_wall in gpu.xids.codes if gpu.xids is not None and not gpu.snapshot.away else ():
+        if is_fault(xid, kind) and (age_s := wall - last_wall) < XID_S:
+            yield f"XID {xid} {format_age(age_s)} ago"
+
+
+def list_counts(view: View) -> list[str]:
+    """Returns a text for each scheduler that counts more GPUs than answer.
+
+    If no GPU answers, one witness of the number is enough.
+    """
+    number = sum(len(gpu.snapshot.instances) or 1 for gpu in view.gpus if _answers(gpu))
+    counts = {each.name: each.devices or 0 for each in view.status.sources}
+    if not number and not (view.status.unmanaged or view.status.driver_released):
+        counts |= dict(view.status.counted)
+    return [f"{name} counts {count} GPUs here, but {number} answer" for name, count in counts.items() if count > number]
+
+
+def _list_failures(view: View) -> Iterator[str]:
+    for gpu in filter(_answers, view.gpus):
         for outcome in gpu.snapshot.outcomes:
             if not outcome.success:
-                yield f"gpu {label_of(gpu)}: {outcome.name}: {outcome.error or 'failed'}"
+                yield f"gpu {gpu.snapshot.identity.label}: {outcome.name}: {outcome.error or 'failed'}"
     for source in view.status.sources:
         if not source.up or source.error:
             yield f"source of holders {source.name}: {source.error or 'no answer'}"
 
 
-def label_of(gpu: GpuView) -> str:
-    """Returns the index of a GPU, or its PCI address if it is not in the driver's list."""
-    identity = gpu.snapshot.identity
-    return str(identity.index) if identity.index >= 0 else identity.pci_bus_id
-
-
-def describe_recovery(gpu: GpuView) -> str:
-    """Returns `asks for a reset` or the like, "" without a recovery action."""
-    action = gpu.snapshot.facts.recovery_action
-    return f"asks for {ACTIONS.get(int(action), f'recovery action {action:g}')}" if action else ""
-
-
-def is_missed(gpu: GpuView) -> bool:
-    """Returns whether the GPU should answer, but does not."""
-    return not (_answers(gpu) or gpu.snapshot.away)
-
-
 def _answers(gpu: GpuView) -> bool:
     """Returns whether the values of the GPU are current."""
     return gpu.snapshot.up and not gpu.withheld and not gpu.hung
-
-
-def _silence(gpu: GpuView) -> str:
-    if gpu.hung:
-        return "the driver does not answer calls about this GPU"
-    return gpu.snapshot.error or f"last answer {gpu.age_s:.0f} s ago"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from gpu_exporter.agent.exposition.rows import describe_unheld
+from gpu_exporter.agent.exposition.units import describe_unheld
 from gpu_exporter.common.durations import format_age
+from gpu_exporter.common.model.holders import SourceStatus
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import AllocationView, GpuView, View
 from gpu_exporter.common.plain import layout, one_line
@@ -41,8 +42,8 @@ def render_holders(view: View) -> str:
 
 def _rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationView]]) -> Iterator[tuple[str, ...]]:
     identity = gpu.snapshot.identity
-    units = [(str(identity.index), UnitId(identity.uuid))]
-    units += [(f"{identity.index}:{i.mig}", UnitId(identity.uuid, i.uuid)) for i in gpu.snapshot.instances]
+    units = [(identity.label, UnitId(identity.uuid))]
+    units += [(f"{identity.label}:{i.mig}", UnitId(identity.uuid, i.uuid)) for i in gpu.snapshot.instances]
     for label, unit in units:
         name = unit.mig_uuid or unit.uuid
         holders = by_unit.get(unit, [])
@@ -50,8 +51,20 @@ def _rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationView]])
             yield _held(label, name, held, view.wall)
         if not holders and not (gpu.snapshot.instances and not unit.mig_uuid):
             state, why = describe_unheld(gpu, view, unit.mig_uuid)
-            doubt = why or ("" if state == "free" else "not every source has answered")
-            yield (label, name, "(free)" if state == "free" else "(unknown)", *[NONE] * 6, doubt)
+            doubt = why or ("" if state == "free" else _why_unknown(view.status.sources))
+            shown = state if state in ("free", "closed") else "unknown"
+            yield (label, name, f"({shown})", *[NONE] * 6, doubt)
+
+
+def _why_unknown(sources: Sequence[SourceStatus]) -> str:
+    """Returns why a unit without a holder may be held."""
+    silent = [source.name for source in sources if not source.up]
+    if silent:
+        return f"source {', '.join(silent)} does not answer"
+    partial = [source.name for source in sources if not source.complete or source.error]
+    if partial:
+        return f"a holder of source {', '.join(partial)} may have it: the reason is below"
+    return "a holder has started, and its GPU is not known yet" if sources else "no source of holders"
 
 
 def _held(label: str, name: str, view: AllocationView, wall: float) -> tuple[str, ...]:

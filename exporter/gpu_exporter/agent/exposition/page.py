@@ -9,8 +9,8 @@ import html
 import re
 from collections.abc import Sequence
 
-from gpu_exporter.agent.exposition.health import is_missed
-from gpu_exporter.agent.exposition.rows import by_waste, list_rows
+from gpu_exporter.agent.exposition.json_format import list_rows
+from gpu_exporter.agent.node.conditions import why_unusable
 from gpu_exporter.common.durations import format_age
 from gpu_exporter.common.model.meanings import STATES, sentence
 from gpu_exporter.common.model.rows import Row, format_ratio
@@ -144,7 +144,7 @@ def render_page(view: View, history: History, refresh_s: int = 5) -> str:
     if not status.driver_up and status.expects_gpus:
         parts.append(f"<p class=banner>No GPU data: {escape(status.driver_error)}</p>")
     elif not status.driver_up:
-        parts.append(f'<p class="banner note">No GPU is expected to answer here: {escape(status.driver_error)}</p>')
+        parts.append(f'<p class="banner note">The exporter expects no GPU here: {escape(status.driver_error)}</p>')
     parts += [
         f"<p class=banner>Attribution {escape(source.name)}: {escape(source.error)}</p>"
         for source in status.sources
@@ -171,17 +171,18 @@ def render_page(view: View, history: History, refresh_s: int = 5) -> str:
 
 def _tiles(view: View, rows: Sequence[Row]) -> str:
     states = [row.state for row in rows]
-    silent = sum(map(is_missed, view.gpus))
+    unusable = sum(bool(why_unusable(gpu)) for gpu in view.gpus)
     tiles = [
         ("GPUs answering", f"{view.status.devices_visible}"),
         ("Allocations", str(len(view.allocations))),
         ("Free", str(states.count("free"))),
+        *([("Closed", str(states.count("closed")))] if "closed" in states else []),
         ("Held and idle", str(states.count("held_idle") + states.count("held_no_process"))),
         ("Stalled", str(states.count("stalled"))),
         ("Unknown", str(states.count("unknown"))),
         ("Low or bursty", str(states.count("low") + states.count("bursty"))),
         ("Throttled", str(states.count("throttled"))),
-        ("Not answering", str(silent)),
+        ("Unusable", str(unusable)),
     ]
     cells = "".join(f"<div class=tile><b>{value}</b>{name}</div>" for name, value in tiles)
     return f"<div class=tiles>{cells}</div>"
@@ -191,12 +192,13 @@ def _table(view: View, rows: Sequence[Row], history: History) -> str:
     sparks: dict[str, str] = {}
     for gpu in view.gpus:
         identity = gpu.snapshot.identity
-        index = str(identity.index)
+        index = identity.label
         sparks[index] = _spark(*history(UnitId(identity.uuid)))
         for instance in gpu.snapshot.instances:
             sparks[f"{index}:{instance.mig}"] = _spark(*history(UnitId(identity.uuid, instance.uuid)))
     head = "".join(f"<th scope=col{' class=num' if name in NUMERIC else ''}>{name}</th>" for name in COLUMNS)
-    body = "".join(_row(row, sparks.get(row.gpu, "")) for row in by_waste(rows))
+    by_waste = sorted(rows, key=lambda row: -row.wasted_s)  # rows of equal waste keep the order of the GPUs
+    body = "".join(_row(row, sparks.get(row.gpu, "")) for row in by_waste)
     return f"<table><thead><tr>{head}</tr></thead>{body}</table>"
 
 

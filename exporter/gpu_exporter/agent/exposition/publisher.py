@@ -52,7 +52,7 @@ class Publisher:
     ) -> None:
         """`version()`: returns another value when `build_view()` would return a new view.
 
-        `more_series`: returns series to add to those of the view.
+        `more_series`: returns further series, which are added to the series of the view.
         """
         self._build_view = build_view
         self._version = version

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from math import isfinite
 from typing import NamedTuple
 
 from gpu_exporter.agent.exposition import catalog
 from gpu_exporter.agent.exposition.training import list_training
+from gpu_exporter.agent.node.conditions import list_conditions
 from gpu_exporter.common.model.metrics import Family, Sample
 from gpu_exporter.common.model.readings import XID_CLASSES, XidCounts
 from gpu_exporter.common.model.totals import UnitTotals
@@ -37,20 +38,19 @@ class _Table:
         value: float | None,
         more: tuple[str, ...] = (),
     ) -> None:
-        if value is None or not math.isfinite(value):  # NaN and infinity are not published
+        if value is None or not isfinite(value):  # NaN and infinity are not published
             return
         series = self.series.get(family.name)
         if series is None:
             series = Series(family, (*place_names, *family.labels), [])
             self.series[family.name] = series
-        series.rows.append(((*place, *more), value))
+        series.rows.append(((*place, *more) if more else place, value))
 
     def add_sample(self, names: tuple[str, ...], place: tuple[str, ...], sample: Sample) -> None:
         self.add(sample.family, names, place, sample.value, sample.labels)
 
 
 def list_series(view: View) -> list[Series]:
-    """Returns all series of one view."""
     table = _Table()
     _add_self(table, view)
     held = {allocation.allocation.unit.uuid for allocation in view.allocations}
@@ -69,7 +69,7 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
     if identity.index == NO_PLACE and not identity.uuid:
         table.add(catalog.GPU_MISSING, (), (), 1.0, (identity.pci_bus_id,))
         return
-    names, place = catalog.DEVICE_LABELS, (str(identity.index), identity.uuid)
+    names, place = catalog.DEVICE_LABELS, (identity.label, identity.uuid)
     info = (
         identity.name,
         identity.driver_version,
@@ -84,6 +84,8 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
         table.add(catalog.GPU_ALLOCATED, names, place, float(held))
     if gpu.allocatable is not None:
         table.add(catalog.GPU_ALLOCATABLE, names, place, float(gpu.allocatable))
+    for condition in list_conditions(gpu):
+        table.add(catalog.GPU_CONDITION, names, place, 1.0, (condition.name, condition.severity))
     if gpu.totals is not None:
         _add_totals(table, catalog.UNIT_FAMILIES, catalog.GPU_OTHER_ACTIVITY, names, place, gpu.totals)
     if gpu.xids is not None:
@@ -139,7 +141,7 @@ def allocation_place(view: AllocationView) -> tuple[str, ...]:
     """Returns the values of ALLOCATION_LABELS."""
     unit, holder = view.allocation.unit, view.allocation.holder
     return (
-        str(view.gpu),
+        view.label or str(view.gpu),
         unit.uuid,
         view.mig,
         unit.mig_uuid,
@@ -182,6 +184,7 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
         (catalog.ALLOCATION_POWER, view.power_w),
         (catalog.ALLOCATION_TEMPERATURE, view.temperature_celsius),
         (catalog.ALLOCATION_HOST_ACTIVITY, view.host.cpu_ratio if view.host is not None else None),
+        (catalog.ALLOCATION_HOST_CPUS, view.host.cpus if view.host is not None else None),
         (catalog.ALLOCATION_HOST_IO, view.host.io_bytes_per_s if view.host is not None else None),
     ]
     if totals.known:
@@ -220,7 +223,7 @@ def _add_self(table: _Table, view: View) -> None:
     table.add(catalog.BUILD_INFO, (), (), 1.0, (status.version, status.backend))
     table.add(catalog.DRIVER_UP, (), (), float(status.driver_up))
     table.add(catalog.DEVICES_VISIBLE, (), (), float(status.devices_visible))
-    table.add(catalog.DEVICES_EXPECTED, (), (), float(status.devices_expected))
+    table.add(catalog.DEVICES_EXPECTED, (), (), float(status.devices_expected or status.counted_only))
     for driver, number in status.unmanaged:
         table.add(catalog.DEVICES_UNMANAGED, (), (), float(number), (driver,))
     if status.sources:
@@ -237,10 +240,15 @@ def _add_self(table: _Table, view: View) -> None:
         table.add(catalog.DRIVER_ERRORS, (), (), float(count), (call, error))
     for task, failures in status.task_failures:
         table.add(catalog.TASK_FAILURES, (), (), float(failures), (task,))
+    for address, sxid, severity, number, last_wall in status.sxids:
+        table.add(catalog.NVSWITCH_SXIDS, (), (), float(number), (address, str(sxid), severity))
+        table.add(catalog.NVSWITCH_SXID_LAST, (), (), last_wall, (address, str(sxid), severity))
     for source in status.sources:
         table.add(catalog.ATTRIBUTION_UP, (), (), float(source.up), (source.name,))
         table.add(catalog.ATTRIBUTION_COMPLETE, (), (), float(source.complete), (source.name,))
         table.add(catalog.ATTRIBUTION_LAST_SUCCESS, (), (), source.last_success_wall, (source.name,))
+        if source.closed:
+            table.add(catalog.NODE_CLOSED, (), (), 1.0, (source.name, source.closed))
         if source.name == "slurm":
             table.add(catalog.JOBS_MISSED, (), (), float(source.missed), (source.name,))
         table.add(catalog.ATTRIBUTION_CONFLICTS, (), (), float(source.conflicts), (source.name,))

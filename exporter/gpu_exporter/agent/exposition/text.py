@@ -6,7 +6,7 @@ before its value is rendered once for each (family, labels) and kept, because la
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 from gpu_exporter.agent.exposition.series import Series
@@ -25,16 +25,17 @@ def escape_label(value: str) -> str:
 
 def format_value(value: float) -> str:
     """Returns the shortest text that parses to the same number. Whole numbers have no fraction."""
-    if value == math.floor(value) and abs(value) < 1e15:
-        return str(int(value))
-    return repr(value)
+    text = repr(float(value))
+    if text[-2:] != ".0":
+        return text
+    return text[:-2] if value else "0"  # not "-0"
 
 
 class TextRenderer:
     """Renders series, and keeps the beginnings of lines for the next call. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        self._prefixes: dict[tuple[str, tuple[str, ...]], str] = {}
+        self._prefixes: defaultdict[str, dict[tuple[str, ...], str]] = defaultdict(dict)  # by family and labels
         self._headers: dict[tuple[str, bool], str] = {}
 
     def render(
@@ -42,36 +43,38 @@ class TextRenderer:
     ) -> str:
         """Returns the text of `series`. `names`: only these metric families, all if empty."""
         out: list[str] = []
-        prefixes = self._prefixes
         lines = 0  # of all families, so that a request for a few families does not trigger _forget
         for family, label_names, rows in series:
             lines += len(rows)
-            if names and family.name not in names:
-                continue
-            out.append(self._header(family.name, family.type, family.help, openmetrics))
             name = family.name
+            if names and name not in names:
+                continue
+            out.append(self._header(name, family.type, family.help, openmetrics))
+            prefixes = self._prefixes[name]
             for labels, value in rows:
-                prefix = prefixes.get((name, labels))
+                prefix = prefixes.get(labels)
                 if prefix is None:
-                    prefix = prefixes[name, labels] = _render_prefix(name, label_names, labels)
-                out.append(f"{prefix}{format_value(value)}\n")
-        if len(prefixes) > 2 * lines + SPARE_PREFIXES:
+                    prefix = prefixes[labels] = _render_prefix(name, label_names, labels)
+                out.append(prefix + format_value(value))
+        if sum(map(len, self._prefixes.values())) > 2 * lines + SPARE_PREFIXES:
             self._forget(series)
-        if openmetrics:
-            out.append("# EOF\n")
-        return "".join(out)
+        out += ["# EOF", ""] if openmetrics else [""]
+        return "\n".join(out)
 
     def _forget(self, series: Sequence[Series]) -> None:
         """Forgets the beginnings of lines of holders that are gone."""
-        present = {(family.name, labels) for family, _, rows in series for labels, _ in rows}
-        self._prefixes = {key: prefix for key, prefix in self._prefixes.items() if key in present}
+        present = {family.name: {labels for labels, _ in rows} for family, _, rows in series}
+        kept = self._prefixes
+        self._prefixes = defaultdict(dict)
+        for name, labels in present.items():
+            self._prefixes[name] = {key: prefix for key, prefix in kept[name].items() if key in labels}
 
     def _header(self, name: str, kind: str, text: str, openmetrics: bool) -> str:
         header = self._headers.get((name, openmetrics))
         if header is None:
             shown = name.removesuffix("_total") if openmetrics and kind == "counter" else name
             escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
-            header = f"# HELP {shown} {escaped}\n# TYPE {shown} {kind}\n"
+            header = f"# HELP {shown} {escaped}\n# TYPE {shown} {kind}"
             self._headers[name, openmetrics] = header
         return header
 

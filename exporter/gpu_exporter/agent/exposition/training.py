@@ -13,28 +13,20 @@ from gpu_exporter.common.report_rules import STEP_HELP, STEP_METRIC
 
 STEPS = Family(
     "gpu_training_steps_total",
-    "counter",
-    "Steps that the training loop of the holder reports on this GPU, summed over its ranks here, since this exporter "
-    "knows them. The job writes it (docs/torch.md): a claim, which makes no GPU used. Absent without a report "
-    "(training.files)",
+    "Training steps that the job reports, summed over its ranks on this GPU. The job's own claim (docs/torch.md), no "
+    "evidence of use",
 )
-STEP = Family(
-    STEP_METRIC,
-    "gauge",
-    STEP_HELP,
-)
+STEP = Family(STEP_METRIC, STEP_HELP)
 PHASES = Family(
     "gpu_training_phase_seconds_total",
-    "counter",
-    "Seconds of the measured steps by phase, as the training loop reports them, summed over its ranks on this GPU: "
-    "step is the whole step, wait is waiting for data, the owner places the others. Their sum has no meaning",
+    "Seconds of the measured steps by phase, by the training loop. step contains all phases; wait is waiting for "
+    "data. Do not add them up",
     ("phase",),
 )
 LATE = Family(
     "gpu_training_rank_late_ratio",
-    "gauge",
-    "Share of a step for which the other ranks on this node wait for the slowest one, by the durations that they "
-    "report; 0 if none is late. The same value on each GPU of the holder. Absent unless two ranks here can be compared",
+    "Share of a step for which ranks on this node wait for the slowest, 0 if none is late. Absent without two "
+    "comparable ranks",
 )
 FAMILIES = (STEPS, STEP, PHASES, LATE)
 

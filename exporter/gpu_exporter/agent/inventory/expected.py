@@ -1,4 +1,4 @@
-"""Keeps the list of GPUs that this node should have, in a file that remains over restarts and reboots.
+"""Keeps the list of GPUs that this node should have, in a file that survives restarts and reboots.
 
 A GPU is expected from its first answer until one of three events:
 
@@ -20,6 +20,7 @@ from gpu_exporter.common.files import read_kept, write_atomically
 log = logging.getLogger(__name__)
 FILE = "devices.json"
 VERSION = 1
+LINKS_MAX = 256  # of any board
 READ_MAX = 4 * 2**20  # bytes; a GPU needs 200
 
 
@@ -28,12 +29,15 @@ class UnusableList(Exception):
 
 
 class ExpectedDevice(NamedTuple):
-    """One GPU that answered on this host before. `position`: in the driver's list."""
+    """One GPU that answered on this host before. `position`: its position in the driver's list. `links`: the most
+    NVLinks that were up at the same time.
+    """
 
     uuid: str
     pci_bus_id: str
     position: int
     name: str
+    links: int = 0
 
 
 class ExpectedDevices:
@@ -77,11 +81,13 @@ class ExpectedDevices:
     def note(self, present: Iterable[ExpectedDevice]) -> bool:
         """Records that these GPUs answer now. Returns True if the list has changed; the caller then saves it."""
         before, kept, left_out = self.devices, dict(self.devices), self.left_out
-        answering = {
-            # A GPU whose address cannot be read now keeps its known address.
-            device.uuid: device if device.pci_bus_id or device.uuid not in kept else kept[device.uuid]
-            for device in present
-        }
+        answering: dict[str, ExpectedDevice] = {}
+        for device in present:
+            known = kept.get(device.uuid)
+            if known is not None:
+                device = known if not device.pci_bus_id else device  # an address that cannot be read now stays known
+                device = device._replace(links=max(device.links, known.links))
+            answering[device.uuid] = device
         places = {device.pci_bus_id: device for device in answering.values() if device.pci_bus_id}
         rebooted = self._stored_boot_id != self._boot_id
         if rebooted and len(answering) >= max(1, len(kept)):  # before that, some GPUs may still be starting
@@ -145,10 +151,14 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], s
         data = json.loads(read_kept(path, READ_MAX).decode("utf-8"))
         if data["version"] != VERSION:
             raise ValueError(f"it has version {data['version']!r:.20}, but this release reads version {VERSION}")
-        devices = {entry["uuid"]: ExpectedDevice(**entry) for entry in data["devices"]}
+        # A key that this release does not know is from a newer one.
+        known = ({key: entry[key] for key in ExpectedDevice._fields if key in entry} for entry in data["devices"])
+        devices = {entry["uuid"]: ExpectedDevice(**entry) for entry in known}
         for device in devices.values():
-            if [type(value) for value in device] != [str, str, int, str]:
+            if [type(value) for value in device] != [str, str, int, str, int]:
                 raise ValueError("a field of a GPU has the wrong type")
+            if not 0 <= device.links <= LINKS_MAX:
+                raise ValueError(f"a GPU has {device.links} NVLinks")
         text = json.dumps(data, ensure_ascii=False)
         text.encode()  # raises ValueError for a lone surrogate, which no answer could contain
         boot_id, told, forgotten = str(data["boot_id"]), data.get("seen"), data.get("left_out")

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_exporter.agent.inventory.expected import ExpectedDevice, ExpectedDevices
 from gpu_exporter.agent.inventory.pci import PciFunction, is_loaded, is_subset, list_functions
 from gpu_exporter.agent.inventory.standing import PROVEN_S, Case, Standing, judge
-from gpu_exporter.common.model.units import NO_PLACE, DeviceIdentity, normalize_pci
+from gpu_exporter.common.model.units import NO_PLACE, TWIN, DeviceIdentity, normalize_pci
 from gpu_exporter.common.vendor import Vendor
 
-FELL_OFF = "seen here before, but no longer in the driver's list"
+NO_LINKS: Mapping[str, int] = {}
+FELL_OFF = "the driver listed it before, and lists it no more"
 
 
 class Missing(NamedTuple):
-    """An expected GPU that does not answer now. `away`: it was removed on purpose or is asleep, so it is not lost."""
+    """An expected GPU that does not answer. `away`: the GPU was removed on purpose or is asleep, so it is not lost."""
 
     identity: DeviceIdentity
     reason: str
@@ -34,7 +35,8 @@ class Inventory(NamedTuple):
     - `seen`: UUIDs of `devices` that were up in this boot.
     - `failed`: addresses of GPUs that the driver failed to start since they last answered.
     - `proven`: PCI device ids of which a card has answered for PROVEN_S.
-    - `is_loaded`, `is_subset`: as in pci.py.
+    - `is_loaded`: the vendor's kernel module is loaded.
+    - `is_subset`: this container or job got only a part of the host's GPUs.
     """
 
     devices: tuple[ExpectedDevice, ...] = ()
@@ -80,17 +82,24 @@ class Inventory(NamedTuple):
         return {function.address for function in self.functions if function.driver == self.managed}
 
     def missing(
-        self, found: Collection[str], errors: dict[int, str], driver_error: str, listed: Iterable[str | None] = ()
+        self,
+        found: Collection[str],
+        errors: dict[int, str],
+        driver_error: str,
+        listed: Iterable[str | None] = (),
+        denied: Collection[int] = (),
     ) -> list[Missing]:
         """Returns the GPUs that should answer but are not in `found` (UUIDs): expected GPUs, and GPUs on the bus.
 
         - `errors`: by position in the driver's list, the error of each GPU that did not report its name. Errors that
           explain a missing GPU are removed from this mapping.
         - `listed`: PCI addresses in the driver's list, None for a position without an address.
+        - `denied`: positions that this process has no permission to use. Their GPUs are not missing.
         """
         entries: list[Missing] = []
+        others = self._list_denied(found, denied)
         for device in self.devices:
-            if device.uuid in found:
+            if device.uuid in found or device.uuid in others:
                 continue
             identity = DeviceIdentity(device.position, device.uuid, device.name, "", device.pci_bus_id, -1, "")
             standing = self.standing(device.pci_bus_id)
@@ -106,6 +115,16 @@ class Inventory(NamedTuple):
             entries.append(Missing(identity, standing.reason, away=False))
         return entries
 
+    def _list_denied(self, found: Collection[str], denied: Collection[int]) -> set[str]:
+        """Returns the UUIDs of known GPUs that may be at the denied positions: they are on the bus, if it can be read.
+
+        The positions decide only between several such GPUs, because another GPU may have got a position since.
+        """
+        there = {function.address for function in self.functions}
+        absent = [each for each in self.devices if each.uuid not in found and (not there or each.pci_bus_id in there)]
+        absent.sort(key=lambda device: device.position not in denied)
+        return {device.uuid for device in absent[: len(denied)]}
+
     def _unseen(self, listed: Collection[str]) -> list[tuple[str, Standing]]:
         """Returns GPUs on the bus that have never answered and still count as missing, with their PCI address."""
         known = {device.pci_bus_id for device in self.devices} | self.left_out
@@ -113,20 +132,22 @@ class Inventory(NamedTuple):
         standings = [(address, self.standing(address)) for address in others]
         return [(address, standing) for address, standing in standings if standing.kind == "missing"]
 
-    def count(self, listed: Iterable[str | None], found: Collection[str] = ()) -> int:
+    def count(self, listed: Iterable[str | None], found: Collection[str] = (), denied: Collection[int] = ()) -> int:
         """Returns the number of GPUs that should answer.
 
         `listed`: PCI addresses in the driver's list, None for a position without an address. `found`: UUIDs in the
-        list.
+        list. `denied`: positions that this process has no permission to use; `listed` does not contain them.
         """
+        others = self._list_denied(found, denied)
+        expected = [each for each in self.devices if each.uuid not in others]
         places = [None if not address else normalize_pci(address) for address in listed]
         named = {address for address in places if address is not None}
         present = {address for address in named if not self.given_away(address)}
-        known = {device.pci_bus_id for device in self.devices if device.pci_bus_id}
+        known = {device.pci_bus_id for device in expected if device.pci_bus_id}
         present |= {address for address in known - named if self.standing(address).kind == "missing"}
-        present |= {address for address, _ in self._unseen(named)}
+        present |= {address for address, _ in self._unseen(named)[len(denied) :]}  # any of them may be a denied GPU
         # A GPU with an unknown address either is at a position without an address, or is missing.
-        lost = sum(not device.pci_bus_id and device.uuid not in found for device in self.devices)
+        lost = sum(not device.pci_bus_id and device.uuid not in found for device in expected)
         return max(len(present) + lost, sum(a is None or not self.given_away(a) for a in places))
 
     def unmanaged(self) -> tuple[tuple[str, int], ...]:
@@ -172,10 +193,19 @@ class InventoryKeeper:
         with self._lock:
             self._publish(functions=self._list_functions())
 
-    def note(self, up: Iterable[DeviceIdentity], now: float = 0.0) -> None:
-        """Records that these GPUs answer at `now` (monotonic seconds). Raises OSError if the list cannot be saved."""
+    def note(self, up: Iterable[DeviceIdentity], now: float = 0.0, links: Mapping[str, int] = NO_LINKS) -> None:
+        """Records that these GPUs answer at `now` (monotonic seconds). Raises OSError if the list cannot be saved.
+
+        `links`: by UUID, the number of NVLinks that are up.
+        """
         present = [
-            ExpectedDevice(identity.uuid, normalize_pci(identity.pci_bus_id), identity.index, identity.name)
+            ExpectedDevice(
+                identity.uuid,
+                normalize_pci(identity.pci_bus_id),
+                identity.index,
+                identity.name,
+                links.get(identity.uuid, 0),
+            )
             for identity in up
         ]
         with self._lock:
@@ -197,6 +227,10 @@ class InventoryKeeper:
         """Records the PCI addresses of GPUs that the driver could not start. They come from the kernel's log."""
         with self._lock:
             self._publish(failed=self.value.failed | frozenset(map(normalize_pci, addresses)))
+
+    def has_twin(self, uuid: str) -> bool:
+        """Returns whether several GPUs have reported this UUID here."""
+        return any(device.uuid.startswith(f"{uuid}{TWIN}") for device in self.value.devices)
 
     def remember(self, uuid: str) -> None:
         """Records that a forgotten GPU answers again."""

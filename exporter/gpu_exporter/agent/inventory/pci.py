@@ -1,8 +1,8 @@
 """Lists a vendor's GPUs on the PCI bus, and the kernel driver that is bound to each.
 
-If NVIDIA's driver does not list a GPU, only the kernel knows whether the GPU is lost or was given away. The code reads
-/sys/bus/pci/devices (vendor, device, class, driver, driver_override, power/runtime_status) and whether the module is
-loaded. It needs no privilege and no driver.
+If NVIDIA's driver does not list a GPU, only the kernel knows whether the GPU is lost or was given away. This module
+reads /sys/bus/pci/devices (vendor, device, class, driver, driver_override, power/runtime_status), and whether the
+kernel module is loaded. It needs no privilege and no driver.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Case(NamedTuple):
     - `managed`: name of the kernel driver whose GPUs the exporter reads.
     - `is_gone`: no GPU is bound to that driver, and its module is not loaded.
     - `seen`: the GPU was up in this boot ("now"), in an earlier boot, or never.
-    - `probe_failed`: by the kernel's log, the driver could not start the GPU, and the GPU has not answered since.
+    - `probe_failed`: the kernel's log shows that the driver could not start the GPU, which has not answered since.
     - `has_sibling`: a card with the same device id has answered for PROVEN_S.
     - `is_subset`: this container or job got only a part of the GPUs.
     """
@@ -87,7 +87,7 @@ TABLE: tuple[Row, ...] = (
     (lambda case: case.seen == "now", lambda case: Standing("away", "bound to no kernel driver")),
     (
         lambda case: case.seen == "before",
-        lambda case: Standing("missing", "bound to no kernel driver, and seen here before the last boot"),
+        lambda case: Standing("missing", "bound to no kernel driver; it answered here before the last boot"),
     ),
     (
         lambda case: case.has_sibling,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpu_exporter.common.model.holders import Allocation
+from gpu_exporter.common.model.holders import Allocation, AllocationId
 
 STEP_S = 1.0  # if the wall clock moved by more against the monotonic clock, it was set, and dates move with it
 
@@ -15,8 +15,8 @@ class ConfirmedAllocation(NamedTuple):
     """An allocation with its times, in monotonic seconds.
 
     - `confirmed`: when the source last reported the allocation.
-    - `start`: from when the holder provably has the unit. Only Slurm reports this time.
-    - `working`: from when the holder's program can work, None if unknown.
+    - `start`: the time since which the holder provably has the unit. Only Slurm reports this time.
+    - `working`: the time since which the holder's program can work, None if unknown.
     - `renewed_s`: seconds between two confirmations by the source, 0 if each poll confirms.
     """
 
@@ -25,6 +25,10 @@ class ConfirmedAllocation(NamedTuple):
     start: float | None
     working: float | None = None
     renewed_s: float = 0.0
+
+    @property
+    def id(self) -> AllocationId:
+        return self.allocation.unit, self.allocation.holder.key
 
 
 @dataclass(slots=True)
@@ -50,8 +54,8 @@ class HolderAccount:
     """Counters of one holder on one unit. Times are monotonic seconds, except `start_wall` (Unix seconds).
 
     - `confirmed`: when the source last reported the holder.
-    - `booked`, `energy_booked`: the counters contain all readings up to this time. It lags behind `confirmed`, because
-      the driver delivers samples late.
+    - `booked`, `energy_booked`: the counters contain all readings up to this time, which lags behind `confirmed`,
+      because the driver delivers samples late.
     - `unproven_s`: seconds at utilization 0 with fewer than WITNESSES_MIN witnesses. `idle_s` does not contain them.
     - `run_unknown_s`: unknown seconds within the idle run.
     - `running`, `alone`: at the last poll, the holder could work, and was alone on the unit.
@@ -61,6 +65,7 @@ class HolderAccount:
       wrote the state file; `start_wall` then never changes.
     - `longest_gap_s`: the longest idle run that ended with work.
     - `renewed_s`: seconds between two confirmations by the source, 0 if each poll confirms.
+    - `away_s`: seconds in which others had the unit, between two times of this holder.
 
     The present run without progress (spins.py):
 
@@ -102,6 +107,7 @@ class HolderAccount:
     first_seen: float | None = None
     longest_gap_s: float = 0.0
     renewed_s: float = 0.0
+    away_s: float = 0.0
     stalled_s: float = 0.0
     pending_s: float = 0.0
     spin_begin: float | None = None
@@ -118,6 +124,11 @@ class HolderAccount:
     waits: int = 0
     wait_longest_s: float = 0.0
 
+    @property
+    def began(self) -> float:
+        """When the holder's time began (monotonic seconds)."""
+        return self.confirmed - self.held_s - self.away_s
+
     def end_run(self) -> None:
         self.idle_run_s = self.run_unknown_s = 0.0
         self.run_witnesses = 0
@@ -126,7 +137,7 @@ class HolderAccount:
 def read_date(account: UnitAccount | HolderAccount, now: float, wall: float) -> float | None:
     """Returns when the last activity was, in Unix seconds rounded to milliseconds. None without activity.
 
-    The date stays the same until the next activity. A date computed at each scrape would differ by milliseconds, and
+    The date stays the same until the next activity. Otherwise, it would differ by milliseconds in each scrape, and
     Prometheus would store each difference.
     """
     if account.last_active is None:
@@ -140,8 +151,8 @@ def read_date(account: UnitAccount | HolderAccount, now: float, wall: float) -> 
 def read_start(account: HolderAccount, now: float, wall: float) -> float:
     """Returns the holder's start, in Unix seconds rounded to milliseconds.
 
-    If the exporter itself observed the start, the date follows changes of the wall clock, so that the holder's age
-    stays right. A start reported by Slurm or the kubelet never changes.
+    A start that the exporter observed follows changes of the wall clock, so that the holder's age stays right. A start
+    reported by Slurm or the kubelet never changes.
     """
     if account.first_seen is not None:
         fresh = wall - (now - account.first_seen)

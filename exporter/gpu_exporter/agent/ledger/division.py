@@ -1,10 +1,10 @@
 """Divides the activity and the energy of a shared GPU among its holders.
 
-The driver's list of processes may omit a process that works. Its values count only as far as they explain the
-utilization of the whole GPU. Rules for each period:
+The driver's list of processes may omit a process that works. So the exporter compares the list with the utilization of
+the whole GPU. Rules for each period:
 
-- If the holders' shares add up to more than the GPU's utilization, they are scaled down.
-- If they explain too little of the utilization, no share is used.
+- If the holders' shares add up to more than the GPU's utilization, the shares are scaled down.
+- If the shares explain too little of the utilization, none of them is used.
 - A period that cannot be divided is unknown for every holder. It ends a holder's idle run only if the work may be the
   holder's own: the list contains its process, or the unit did more than the list explains. An unreadable list ends no
   idle run while a neighbour works.
@@ -41,9 +41,9 @@ WITNESSES = 2
 
 @dataclass(slots=True)
 class Waiting:
-    """A span (a time with known activity) of a unit that waits until a poll shows the unit's holders.
+    """A span that waits until a poll shows the holders of its unit. A span is a time with known activity.
 
-    `booked_s`: seconds of full load that are already charged to (counted for) holders.
+    `booked_s`: seconds of full load that the ledger has already counted for holders.
     """
 
     span: Span
@@ -96,7 +96,7 @@ class Charge:
 
 
 class Listed:
-    """The work of a shared unit's processes in the last minute, by the driver's lists."""
+    """The work of a shared unit's processes in the last minute, as the driver's lists show it."""
 
     def __init__(self) -> None:
         self._periods: deque[tuple[float, float, float]] = deque()  # end, mean utilization, highest utilization
@@ -109,7 +109,7 @@ class Listed:
             self._periods.popleft()
 
     def note_lost(self, end: float) -> bool:
-        """Adds an active period whose list could not be read. Returns True if this happened too often lately
+        """Adds an active period whose list could not be read. Returns True if too many lists could not be read lately
         (LOST_MAX).
         """
         self._lost = [*(at for at in self._lost if end - at <= LOST_OVER_S), end]
@@ -157,7 +157,7 @@ class Division:
             listed.note(split.end, self._sum, peak)
 
     def may_be_of(self, key: HolderKey) -> bool:
-        """Returns whether the work in this period is this holder's own, or may be."""
+        """Returns whether the work in this period may be this holder's own."""
         split = self._split
         if key in split.ratios:
             return True

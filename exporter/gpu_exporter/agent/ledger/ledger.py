@@ -4,17 +4,17 @@ To charge a holder means to add time or energy to the holder's account. A span i
 (docs/concepts.md explains them to users):
 
 - All times are CLOCK_MONOTONIC. Time without a span is unknown: it counts neither as busy nor as idle nor as observed.
-- No time is counted twice, and no time before this process started.
-- A holder is charged from the first poll that shows it to the last poll that shows it. A Slurm job is charged from its
-  start. Spans wait until the next poll confirms who held the unit. An interval in which the holder changed is charged
-  to no holder.
-- While a source does not confirm the holder, its observed, busy and idle time do not grow, but its held time does, even
-  while the exporter does not run. Observed divided by held time is therefore the known share of the holder's time.
+- No time is counted twice. Time before this process started counts only as held, for holders whose source proves their
+  start, and only since the last complete poll in the state file.
+- A holder is charged from the first to the last poll that shows it. A Slurm job is charged from its start. Spans wait
+  until the next poll confirms who held the unit. An interval in which the holder changed is charged to no holder.
+- While no source confirms the holder, only its held time grows, even while the exporter does not run. So observed
+  divided by held time is the known share of the holder's time.
 - A holder that is alone on a unit is charged for all activity of the unit, but only between two polls that both show it
   alone. Several holders are charged for the work of their own processes (division.py).
 - Activity that is charged to no holder is unattributed: busy(holders) + unattributed = busy(unit).
-- The idle run is the known time without activity since the unit's last activity. Unknown time does not add to it. Too
-  much unknown time, in sequence or in total, ends it. A new start of the holder's container ends it.
+- The idle run is the known time without activity since the unit's last activity, without unknown time. The run ends
+  after too much unknown time, in a row or in total, and at a new start of the holder's container.
 - Activity ends the idle run of every holder of the unit as soon as the activity is known. On a shared unit, the run
   ends at the next poll, and only if the activity may be the holder's own (division.py). Activity that cannot be divided
   is unknown time for the other holders.
@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount, UnitAccount, read_date, read_start
 from gpu_exporter.agent.ledger.division import Charge, Division, Waiting, divide_joules, merge_active
+from gpu_exporter.agent.ledger.ends import EDGE_S, plan_ends
 from gpu_exporter.agent.ledger.records import HolderPresence, Holding, Pending, UnitRecord
 from gpu_exporter.agent.ledger.ring import Ring
 from gpu_exporter.agent.ledger.spins import RunPart, book_busy, follow_run
@@ -46,7 +47,6 @@ KEEP_ABSENT_S = 900.0  # a holder that was missing for less (an outage of its so
 KEEP_ABSENT = 4
 LATE_S = 15.0  # how long after a holder's last poll its readings may arrive: a long cycle, and the lag of a ring
 WAIT_S = 300.0  # how long readings wait for the poll that shows their holder; a slow poll takes about ten seconds
-EDGE_S = 0.05  # timestamps of periods and of spans come from the driver's clock, but are converted at different moments
 REST_MIN_S = 0.5  # over a shorter time, the steps of the driver's energy counter give no valid power
 RESTART_S = 1.0  # a container start that moved by less is the same start, read from another clock
 
@@ -75,10 +75,6 @@ class LedgerRules(NamedTuple):
         return self.stale_after_polls * max(self.poll_interval_s, renewed_s)
 
 
-def _id_of(entry: ConfirmedAllocation) -> AllocationId:
-    return entry.allocation.unit, entry.allocation.holder.key
-
-
 class Ledger:
     """The accounts of all units, holders and tenants of one node."""
 
@@ -88,11 +84,25 @@ class Ledger:
         self.units: dict[UnitId, UnitRecord] = {}
         self.holdings: dict[AllocationId, Holding] = {}
         self.tenants = Tenants()
+        self._forgotten: dict[UnitId, float] = {}  # until when holders without an account had the unit
+        self.polled: float | None = None  # time of the last complete poll, also in the state file
+        self._earliest = started  # the earliest time that a new holder may be charged for
         self._is_complete = self._was_complete = False  # the last poll, and any poll since the start
         self.long_run_ended = False  # a long idle run has ended: the state file should record it soon
 
-    def restore(self, units: Mapping[UnitId, UnitAccount], holders: Mapping[AllocationId, HolderAccount]) -> None:
-        """Takes over the accounts from a state file."""
+    def restore(
+        self,
+        units: Mapping[UnitId, UnitAccount],
+        holders: Mapping[AllocationId, HolderAccount],
+        polled: float | None = None,
+    ) -> None:
+        """Takes over the accounts from a state file. `polled`: time of the last complete poll in them, None if unknown.
+
+        From this poll on, no holder was charged. So a holder that is not in the file is charged for this time too.
+        """
+        self.polled = polled
+        if polled is not None:
+            self._earliest = min(self.started, polled - self.rules.longest_unconfirmed_s())
         self.units |= {unit: UnitRecord(account, is_restored=True) for unit, account in units.items()}
         self.holdings |= {each: Holding(account, HolderPresence.ABSENT) for each, account in holders.items()}
 
@@ -211,46 +221,61 @@ class Ledger:
         ended: Sequence[ConfirmedAllocation] = (),
         *,
         is_complete: bool = True,
-    ) -> None:
-        """Charges the waiting readings to the holders that this poll shows.
+    ) -> set[AllocationId]:
+        """Charges the waiting readings to the holders that this poll shows. Returns the ended holders that got no time.
 
         - `is_complete`: every source has answered, so a holder that is missing in `confirmed` holds nothing.
         - `ended`: holders that have ended since the last poll; `confirmed` is their end. Each end counts like a
-          separate poll, so that holders that came and went one after the other between two polls get their time.
+          separate poll. So a holder gets its time even if it began and ended between two polls.
         """
-        self._is_complete, self._was_complete = is_complete, self._was_complete or is_complete
-        past = sorted(ended, key=lambda each: each.confirmed)
-        ends: set[AllocationId] = set()
+        is_first, self._is_complete = self._earliest < self.started and not self._was_complete, is_complete
+        self._was_complete = self._was_complete or is_complete
+        if is_complete:
+            self.polled = now
+        past = plan_ends(confirmed, ended, self.holders(), self._forgotten, self._earliest)
+        ends = {entry.id for entry in ended} - {entry.id for entry in past}
+        lost = {
+            entry.id
+            for entry in ended
+            if entry.id in ends - self.holdings.keys()
+            if entry.start is not None and entry.confirmed - entry.start > EDGE_S
+        }
         before = self.holders(HolderPresence.PRESENT).keys()
         for number, entry in enumerate(past):
-            ends.add(_id_of(entry))
+            ends.add(entry.id)
             # A holder that was missing at the last poll may have started after this end: starts in whole seconds do not
             # show the order.
             still = before - ends
-            there = [each for each in (*confirmed, *past[number + 1 :]) if _id_of(each) in still]
-            self._charge_poll(now, wall, [entry, *there], ends)
-        self._charge_poll(now, wall, confirmed, ends)
+            there = [each for each in (*confirmed, *past[number + 1 :]) if each.id in still]
+            self._charge_poll(now, wall, [entry, *there], ends, is_first=is_first)
+        self._charge_poll(now, wall, confirmed, ends, is_first=is_first)
+        self.tenants.estimate_ends(now, self.rules.longest_unconfirmed_s, self.holders(), ends)
+        self.tenants.forget(self.holdings)
+        return lost
 
     def _charge_poll(
-        self, now: float, wall: float, confirmed: Sequence[ConfirmedAllocation], ends: Collection[AllocationId]
+        self,
+        now: float,
+        wall: float,
+        confirmed: Sequence[ConfirmedAllocation],
+        ends: Collection[AllocationId],
+        *,
+        is_first: bool,
     ) -> None:
         shown: set[AllocationId] = set()
         holders_of: dict[UnitId, int] = {}
-        latest: dict[UnitId, float] = {}  # when a holder of the unit was last confirmed
-        for (unit, _), holding in self.holdings.items():
-            latest[unit] = max(holding.account.confirmed, latest.get(unit, holding.account.confirmed))
         for entry in confirmed:
             unit = entry.allocation.unit
             holders_of[unit] = holders_of.get(unit, 0) + 1
         for entry in confirmed:
-            holder_id = (entry.allocation.unit, entry.allocation.holder.key)
+            holder_id = entry.id
             shown.add(holder_id)
             is_alone = holders_of[entry.allocation.unit] == 1 and not entry.allocation.is_shared
             # If a holder cannot work, or its mapping is contradicted, its time is unknown.
             known = entry.allocation.running and not entry.allocation.contradiction
             found = self.holdings.get(holder_id)
             if found is None or found.presence is not HolderPresence.PRESENT:
-                found = self._open(holder_id, entry, now, wall, latest.get(holder_id[0]), has_ended=holder_id in ends)
+                found = self._open(entry, now, wall, is_first=is_first, has_ended=holder_id in ends)
                 found.account.alone, found.account.running = is_alone, known
             account = found.account
             alone = account.alone and is_alone
@@ -263,7 +288,6 @@ class Ledger:
             share = 1.0 / holders_of[entry.allocation.unit]
             self._charge(holder_id, found, entry, share, alone=alone, running=running)
             account.alone = is_alone  # unbooked readings belong to the time before this poll
-            latest[holder_id[0]] = max(account.confirmed, latest.get(holder_id[0], account.confirmed))
         for holder_id, holding in self.holdings.items():
             if holding.presence is HolderPresence.PRESENT and holder_id not in shown:
                 for waiting in () if holding.account.alone else self._waiting_spans(holder_id[0]):
@@ -278,12 +302,11 @@ class Ledger:
             for unit, record in self.units.items()
             if record.account.energy_j is None and not record.is_restored and record.account.witnesses
         }
-        self.tenants.charge_poll(now, longest, confirmed, present, leaving, ends, unmetered)
+        self.tenants.charge_poll(now, longest, confirmed, present, leaving, unmetered)
         self._forget(now)
-        self.tenants.forget(self.holdings)
 
     def _book_late(self, now: float) -> None:
-        """Charges holders that have left for late readings of the time before their last poll."""
+        """Charges late readings to holders that have left, for the time before their last poll."""
         for holder_id, holding in self.holdings.items():
             if holding.presence is not HolderPresence.LEAVING:
                 continue
@@ -312,40 +335,59 @@ class Ledger:
 
     def _open(
         self,
-        holder_id: AllocationId,
         entry: ConfirmedAllocation,
         now: float,
         wall: float,
-        other: float | None,
         *,
+        is_first: bool,
         has_ended: bool,
     ) -> Holding:
         """Begins or continues the record of a holder that was missing in the last poll.
 
-        `other`: when another holder of the unit was last confirmed. `has_ended`: the holder has ended, so its source
-        reports both its start and its end.
+        `is_first`: no poll since a restart was complete. `has_ended`: the source reports the end of the holder, whose
+        time is planned.
         """
-        holder = entry.allocation.holder
+        holder_id, holder = entry.id, entry.allocation.holder
         before = self.holdings.pop(holder_id, None)
         if before is not None and not holder.identity:  # a name alone may belong to another holder by now
-            # The same incarnation held the unit all the time, even while the exporter did not run.
+            # The same incarnation held the unit all the time, even while the exporter did not run. But if others had
+            # the whole unit meanwhile, only the time after them counts: a job's file stays until its slow epilog ends.
             account = before.account
-            account.held_s += max(0.0, entry.confirmed - account.confirmed)
-            account.confirmed = account.booked = account.energy_booked = max(entry.confirmed, self.started)
+            is_whole = not (has_ended or entry.allocation.is_shared)
+            since = self._held_since(holder_id[0], account) if is_whole else account.confirmed
+            account.held_s += max(0.0, entry.confirmed - since)
+            account.away_s += since - account.confirmed
+            account.confirmed = max(entry.confirmed, account.confirmed)
+            account.booked = account.energy_booked = max(entry.confirmed, self.started)
             # The holder's earlier readings are old. Its ring continues only if the holder left a moment ago.
             ring = before.ring if before.presence is HolderPresence.LEAVING else None
             found = self.holdings[holder_id] = Holding(account, ring=ring)
             return found
         begin = entry.confirmed
-        # A proven start: charge from this time, but not for time before the exporter's start.
-        if entry.start is not None:
-            oldest = self.started if has_ended else now - self.rules.longest_unconfirmed_s(entry.renewed_s)
-            begin = min(entry.confirmed, max(entry.start, self.started, oldest, other if other is not None else oldest))
+        if entry.start is not None:  # a proven start
+            oldest = now - self.rules.longest_unconfirmed_s(entry.renewed_s)
+            oldest = self._earliest if is_first else max(self.started, oldest)
+            others = self._list_held(holder_id[0])
+            begin = entry.start if has_ended else min(entry.confirmed, max(entry.start, oldest, *others))
         start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
-        account = HolderAccount(begin, begin, begin, start_wall, known_until=begin)
+        held_s = max(0.0, min(entry.confirmed, self.started) - begin)  # before the exporter's start: unknown
+        begin += held_s
+        account = HolderAccount(begin, begin, begin, start_wall, known_until=begin, held_s=held_s)
         account.first_seen = entry.confirmed if holder.start_wall is None else None
         found = self.holdings[holder_id] = Holding(account)
         return found
+
+    def _held_since(self, unit: UnitId, account: HolderAccount) -> float:
+        """Returns until when a holder, or the last of the holders that began after it left, had the unit."""
+        held = [holding.account for (other, _), holding in self.holdings.items() if other == unit]
+        after = [other for other in held if other.held_s > 0.0 and other.began >= account.confirmed - EDGE_S]
+        return max([account.confirmed, *(other.confirmed for other in after)])
+
+    def _list_held(self, unit: UnitId) -> list[float]:
+        """Returns until when each holder had the unit. A holder without time takes none from another."""
+        held = [holding.account for (other, _), holding in self.holdings.items() if other == unit]
+        until = [account.confirmed for account in held if account.held_s > 0.0]
+        return [*until, self._forgotten.get(unit, -math.inf)]
 
     def _charge(
         self,
@@ -359,8 +401,8 @@ class Ledger:
     ) -> None:
         """Charges a holder up to its confirmation by this poll.
 
-        `share`: 1 divided by the number of the unit's holders. `alone`, `running`: the holder was alone on the unit,
-        and could work, both now and at its last confirmation.
+        `share`: 1 divided by the number of the unit's holders. `alone`: the holder was alone on the unit, both now and
+        at its last confirmation. `running`: at both times, it could work.
         """
         until, account = entry.confirmed, holding.account
         gap = until - account.confirmed
@@ -481,13 +523,16 @@ class Ledger:
             account.last_active = max(account.last_active or span.end, span.end)
 
     def follow_run(self, holder_id: AllocationId, part: RunPart | None, now: float) -> None:
-        """Sets how the holder's busy seconds count from now on: as part of the run, or as busy if `part` is None."""
+        """Sets how the holder's busy seconds count from now on.
+
+        `part`: they are part of a run without progress (pending or stalled). None: they are busy.
+        """
         holding = self.holdings.get(holder_id)
         if holding is not None:
             follow_run(holding.account, part, now)
 
     def _end_run(self, account: HolderAccount) -> None:
-        """Ends the idle run because of work. Keeps its length if it is the longest."""
+        """Ends the idle run because of work. Keeps the run's length if it is the longest."""
         self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
         account.longest_gap_s = max(account.longest_gap_s, account.idle_run_s)
         account.end_run()
@@ -507,8 +552,8 @@ class Ledger:
     def _end_unjudged(self, unit: UnitId, account: HolderAccount, span: Span, until: float = math.inf) -> None:
         """Ends the idle run of a holder of a shared unit, if the holder may have worked in this span.
 
-        It may have worked unless a list of processes covers the span up to `until`, or the processes of the minute
-        before explain the span.
+        The run continues in two cases: a list of processes covers the span up to `until`, or the processes of the
+        minute before explain the span.
         """
         record, at, end = self.units.get(unit), max(span.start, account.booked), min(span.end, until)
         if end <= at or record is None or record.pending is None:
@@ -547,6 +592,8 @@ class Ledger:
             since = max(holding.account.confirmed, self.started)
             is_replaced = self._is_complete and absent[holder_id[0]] > KEEP_ABSENT
             if self._was_complete and (now - since > KEEP_ABSENT_S or is_replaced):
+                unit, until = holder_id[0], holding.account.confirmed
+                self._forgotten[unit] = max(until, self._forgotten.get(unit, until))
                 del self.holdings[holder_id]
             elif holding.presence is HolderPresence.ABSENT:
                 holding.ring = None
@@ -580,6 +627,7 @@ class Ledger:
         for unit, record in list(self.units.items()):
             if unit.mig_uuid and unit not in held and now - record.account.covered_until > KEEP_ABSENT_S:
                 del self.units[unit]
+                self._forgotten.pop(unit, None)
 
     def unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
         """Returns the totals of a unit, or None if its activity was never known."""
@@ -635,8 +683,8 @@ class Ledger:
         return holding.ring if holding is not None else None
 
     def newest_ratio(self, allocation: Allocation, now: float) -> float | None:
-        """Returns the newest known utilization (0 to 1) of a holder on a shared unit: the mean over one bucket of its
-        ring.
+        """Returns the newest known utilization (0 to 1) of a holder on a shared unit: the mean over one bucket of the
+        holder's ring.
 
         None if no bucket is known within `longest_unconfirmed_s`.
         """
@@ -645,7 +693,7 @@ class Ledger:
         return next((value for value in reversed(values) if value is not None), None)
 
     def _idle_run(self, account: HolderAccount, now: float) -> float | None:
-        """Returns the seconds of the idle run up to now. None if recent time is unknown, or the program may not run."""
+        """Returns the seconds of the idle run up to now. None if recent time or the state of the program is unknown."""
         late_s = now - account.known_until - account.renewed_s  # readings wait until the holder is confirmed
         if late_s > self.rules.idle_run_unknown_reset_s or (account.working or 0.0) > now:
             return None

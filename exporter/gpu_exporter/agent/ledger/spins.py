@@ -1,7 +1,7 @@
 """Counts the seconds of a run without progress: full utilization of a program that seems to hang.
 
-The seconds are pending until the run becomes a stall or ends. Then they count as stalled or as busy. Published counters
-never fall, so they contain no pending seconds. Pure: changes only one holder's account.
+The seconds are pending until the run becomes a stall (stalled) or ends (busy). Published counters never fall, so they
+contain no pending seconds. Pure: changes only one holder's account.
 """
 
 from __future__ import annotations

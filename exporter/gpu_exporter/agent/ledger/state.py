@@ -1,13 +1,11 @@
 """Saves the counters in a file. After a restart they continue at or above their published values.
 
-The exporter writes the exact counters every write interval, and publishes only values that are in the file (except the
-held time of Slurm jobs). If the process is killed, the time since the last write is lost. It counts as unknown, never
-as idle.
+The exporter writes the exact counters at intervals, and publishes only values in the file (except the held time of
+Slurm jobs). If the process is killed, the time since the last write is unknown, never idle.
 
-The file is not flushed to the disk, because the page cache keeps the data when a process is killed. Only a crash of the
-kernel loses the data. The boot id then changes and counters start at 0, which Prometheus treats as a reset. A small
-fall would be worse: in a measurement, a counter was restored 10 s too low, and increase() was 625,362 instead of 230
-(docs/decisions/0004).
+The file is not flushed to the disk, because the page cache keeps the data of a killed process. After a crash of the
+kernel, the boot id changes, and counters start at 0, which Prometheus treats as a reset. A small fall would be worse:
+with a counter restored 10 s too low, increase() was 625,362 instead of 230 (docs/decisions/0004).
 
 The format is one header line (name, version, CRC-32 of the rest) and JSON. A rename replaces the file, so that it is
 complete or absent. If checksum, boot id or version do not match, counters start at 0.
@@ -20,18 +18,18 @@ import logging
 import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
 
 from gpu_exporter.agent.ledger.accounts import HolderAccount, UnitAccount
 from gpu_exporter.agent.ledger.ledger import Ledger
 from gpu_exporter.agent.ledger.tenants import COUNTERS as TENANT_COUNTERS
 from gpu_exporter.agent.ledger.tenants import TenantAccount
 from gpu_exporter.common.files import PRIVATE, lock_kept, make_directory, read_kept, write_atomically
-from gpu_exporter.common.model.holders import HolderKey, Scheduler, TenantKey
+from gpu_exporter.common.model.holders import HolderKey, PastEnds, Scheduler, TenantKey
 from gpu_exporter.common.model.totals import HolderTotals, TenantTotals, UnitTotals
 from gpu_exporter.common.model.units import UnitId
 
@@ -56,7 +54,7 @@ def read_boot_id(path: Path = BOOT_ID) -> str:
         return ""
 
 
-CounterKey = tuple[UnitId, HolderKey | None, str] | tuple[TenantKey, str]
+Written: TypeAlias = dict[UnitId | tuple[UnitId, HolderKey] | TenantKey, dict[str, float]]  # counters by name
 Numbers = Mapping[tuple[HolderKey, str], UnitId]
 NO_NUMBERS: Numbers = MappingProxyType({})
 
@@ -65,7 +63,7 @@ class Prepared(NamedTuple):
     """The next content of the state file, and the counters in it."""
 
     text: str
-    written: dict[CounterKey, float]
+    written: Written
 
 
 class StateFile:
@@ -74,9 +72,11 @@ class StateFile:
     def __init__(self, directory: Path, write_interval_s: float, boot_id: str) -> None:
         self.path = directory / "state"
         self.interval_s = write_interval_s
-        self.written: dict[CounterKey, float] = {}
+        self.written: Written = {}
         self.numbers: Numbers = NO_NUMBERS
         """The unit that each device number of a running holder meant when the file was written, set by `restore`."""
+        self.past: PastEnds | None = None
+        """The ended holders that the counters include, set by `restore`. None without a file of this boot."""
         self._boot_id = boot_id
         self._lock_path = directory / "lock"
         self._lock: int | None = None
@@ -97,7 +97,7 @@ class StateFile:
             self._lock = None
 
     def restore(self, ledger: Ledger) -> str:
-        """Restores the ledger from the file. Returns why nothing was restored, "" if it was."""
+        """Restores the ledger from the file. Returns why nothing was restored, "" after a success."""
         try:
             header, _, body = read_kept(self.path, READ_MAX).decode("utf-8").partition("\n")
         except FileNotFoundError:
@@ -105,7 +105,7 @@ class StateFile:
         except (OSError, UnicodeDecodeError) as exc:
             return f"state file unreadable: {exc}"
         if header != f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}":
-            return "state file damaged or of another version"
+            return "the state file is damaged, or of another version"
         try:
             data = json.loads(body)
             if not self._boot_id or data["boot_id"] != self._boot_id:
@@ -119,19 +119,21 @@ class StateFile:
             accounts = {
                 _tenant(entry.pop("tenant")): _checked(TenantAccount(**entry)) for entry in data.get("tenants", [])
             }
+            past = _past(data)
         except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as exc:
-            return f"state file with fields of another version: {exc}"
-        ledger.restore(units, holders)
+            return f"the state file has fields of another version: {exc}"
+        ledger.restore(units, holders, past.polled if past is not None else None)
         ledger.tenants.restore(accounts, holders)
-        self.numbers = numbers
+        self.numbers, self.past = numbers, past
         # Until the first write succeeds, values beyond the file's content must not be published.
         self.written = _counters_of(units, holders, accounts)
         return ""
 
-    def prepare(self, ledger: Ledger, numbers: Numbers = NO_NUMBERS) -> Prepared:
+    def prepare(self, ledger: Ledger, numbers: Numbers = NO_NUMBERS, reported: Sequence[str] = ()) -> Prepared:
         """Returns the next content of the file, made from the ledger's counters.
 
-        `numbers`: the unit that each device number (Grant.number) of a running holder means, by (holder, number).
+        - `numbers`: the unit that each device number (Grant.number) of a running holder means, by (holder, number).
+        - `reported`: the ends of holders that the sources have reported (Answer.reported).
         """
         units = {unit: record.account for unit, record in ledger.units.items()}
         holders = ledger.holders()
@@ -146,6 +148,8 @@ class StateFile:
                 ],
                 "tenants": [{"tenant": key, **_fields(account)} for key, account in accounts.items()],
                 "numbers": [(key, number, unit) for (key, number), unit in numbers.items()],
+                "reported": list(reported),
+                "polled": ledger.polled,
             },
             separators=(",", ":"),
         )
@@ -163,32 +167,31 @@ class StateFile:
     def bound_unit(self, unit: UnitId, totals: UnitTotals) -> UnitTotals:
         """Returns a unit's totals, limited to the values in the file. They are 0 until the unit is in the file."""
         counters = UNIT_COUNTERS if totals.unattributed_j is None else (*UNIT_COUNTERS, "unattributed_j")
-        return totals._replace(**self._bounded(unit, None, totals, counters))
+        return totals._replace(**self._bounded(unit, totals, counters))
 
     def bound_holder(self, unit: UnitId, key: HolderKey, totals: HolderTotals) -> HolderTotals:
         """Returns a holder's totals, limited to the values in the file. They are 0 until the holder is in the file.
 
-        The held time of a Slurm job is not limited: Slurm reports the job's start, so that this time cannot fall after
-        a restart.
+        The held time of a Slurm job with a known start is not limited: it counts from that start, so a restart does not
+        decrease it.
         """
         counters: tuple[str, ...] = HOLDER_COUNTERS if totals.energy_j is None else (*HOLDER_COUNTERS, "energy_j")
         if key.scheduler == "slurm" and not key.incarnation.endswith("/"):  # the key ends with the start
             counters = counters[1:]
-        bounded = totals._replace(**self._bounded(unit, key, totals, counters))
-        counted_s = bounded.busy_s + bounded.idle_s + bounded.stalled_s
-        return bounded._replace(pending_s=max(0.0, min(bounded.pending_s, bounded.observed_s - counted_s)))
+        bounded = self._bounded((unit, key), totals, counters)
+        uncounted_s = bounded["observed_s"] - (bounded["busy_s"] + bounded["idle_s"] + bounded["stalled_s"])
+        return totals._replace(**bounded, pending_s=max(0.0, min(totals.pending_s, uncounted_s)))
 
     def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals:
         """Returns a tenant's totals, limited to the values in the file. They are 0 until the tenant is in the file."""
-        known = {name: value for name, value in totals._asdict().items() if value is not None}
-        return totals._replace(
-            **{name: min(value, self.written.get((key, name), 0.0)) for name, value in known.items()}
-        )
+        known = tuple(name for name, value in totals._asdict().items() if value is not None)
+        return totals._replace(**self._bounded(key, totals, known))
 
     def _bounded(
-        self, unit: UnitId, key: HolderKey | None, totals: object, counters: tuple[str, ...]
+        self, key: UnitId | tuple[UnitId, HolderKey] | TenantKey, totals: object, counters: tuple[str, ...]
     ) -> dict[str, Any]:
-        return {name: min(getattr(totals, name), self.written.get((unit, key, name), 0.0)) for name in counters}
+        written = self.written.get(key, {})
+        return {name: min(getattr(totals, name), written.get(name, 0.0)) for name in counters}
 
 
 def open_state(directory: Path | None, write_interval_s: float, boot_id: str) -> StateFile | None:
@@ -204,7 +207,10 @@ def open_state(directory: Path | None, write_interval_s: float, boot_id: str) ->
         state.acquire()
     except OSError as exc:
         log.warning(
-            "%s: %s; it is not used, so counters start at 0 after each restart (set --state.directory)",
+            (
+                "%s: %s; the exporter does not use this directory, so counters start at 0 after each restart; set "
+                "another --state.directory"
+            ),
             directory,
             exc.strerror,
         )
@@ -233,6 +239,18 @@ def _tenant(value: Any) -> TenantKey:
     if not isinstance(value, list) or len(value) != 4 or not all(isinstance(part, str) for part in value):
         raise ValueError(f"{value!r} is not a tenant")
     return TenantKey(*value)
+
+
+def _past(data: Mapping[str, Any]) -> PastEnds | None:
+    """Returns the ended holders in the file. None before the first complete poll, and in files of earlier versions."""
+    reported, polled = data.get("reported"), data.get("polled")
+    if reported is None or polled is None:
+        return None
+    if not isinstance(reported, list) or not all(isinstance(text, str) for text in reported):
+        raise ValueError(f"{reported!r:.80} is not a list of texts")
+    if not _is_number(polled):
+        raise ValueError(f"{polled!r:.80} is not a time")
+    return PastEnds(reported, polled + 0.0)
 
 
 def _texts(value: Any) -> tuple[str, str]:
@@ -276,18 +294,16 @@ def _counters_of(
     units: Mapping[UnitId, UnitAccount],
     holders: Mapping[tuple[UnitId, HolderKey], HolderAccount],
     tenants: Mapping[TenantKey, TenantAccount],
-) -> dict[CounterKey, float]:
-    counters: dict[CounterKey, float] = {
-        (key, counter): getattr(account, counter) for key, account in tenants.items() for counter in TENANT_COUNTERS
-    }
+) -> Written:
+    written: Written = {tenant: _values(account, TENANT_COUNTERS) for tenant, account in tenants.items()}
     for unit, account in units.items():
-        for counter in UNIT_COUNTERS:
-            counters[unit, None, counter] = getattr(account, counter)
-        if account.unattributed_j is not None:
-            counters[unit, None, "unattributed_j"] = account.unattributed_j
-    for (unit, key), holder in holders.items():
-        for counter in HOLDER_COUNTERS:
-            counters[unit, key, counter] = getattr(holder, counter)
-        if holder.energy_j is not None:
-            counters[unit, key, "energy_j"] = holder.energy_j
-    return counters
+        joules = () if account.unattributed_j is None else ("unattributed_j",)
+        written[unit] = _values(account, (*UNIT_COUNTERS, *joules))
+    for allocation, holder in holders.items():
+        joules = () if holder.energy_j is None else ("energy_j",)
+        written[allocation] = _values(holder, (*HOLDER_COUNTERS, *joules))
+    return written
+
+
+def _values(account: UnitAccount | HolderAccount | TenantAccount, counters: Iterable[str]) -> dict[str, float]:
+    return {counter: getattr(account, counter) for counter in counters}

@@ -3,14 +3,12 @@
 The sums include pods and jobs that start and end between two scrapes. At each poll, the growth of each holder's
 account, times the holder's share of the GPU, is added to its tenant.
 
-A holder that a poll shows for the first time started at an unknown moment since the poll before. A holder that left
-ended at an unknown moment since its last poll. Half of that interval is added to `held_s`, which is right on average.
-It is added to no other counter, because the work in that time is unknown. If the scheduler reports the exact start, the
-start is not estimated.
+A new holder started at an unknown moment after the previous poll. A holder that left ended at an unknown moment after
+its last poll. So half of this interval is added to `held_s`, which is right on average. No other counter grows, because
+the work in the interval is unknown. If the scheduler reports the exact start, nothing is estimated.
 
-A new tenant is published as 0 for its first minute. Prometheus's increase() counts only from the first value that it
-scraped. Without the 0 it would miss half of the hours of pods that run for a minute. A tenant from the state file was
-published before, and continues at its value.
+A new tenant is published as 0 for its first minute, because increase() counts only from the first scraped value, and
+would miss half of the hours of pods that run for a minute. A tenant from the state file continues at its value.
 
 Pure: no clock, no lock, no file.
 """
@@ -74,6 +72,7 @@ class Tenants:
             AllocationId, TenantTotals
         ] = {}  # the part of each holder's account that is already in its tenant's account
         self._last: dict[AllocationId, _Last] = {}
+        self._before: dict[AllocationId, _Last] = {}  # at the last call of `estimate_ends`
         self._left: dict[AllocationId, _Last] = {}
         self._polled: float | None = None
 
@@ -91,7 +90,6 @@ class Tenants:
         confirmed: Sequence[ConfirmedAllocation],
         holders: Mapping[AllocationId, HolderAccount],
         leaving: Mapping[AllocationId, HolderAccount],
-        ends: Collection[AllocationId] = (),
         unmetered: Collection[UnitId] = (),
     ) -> None:
         """Adds the growth of the holders' accounts since the last poll to their tenants.
@@ -99,19 +97,18 @@ class Tenants:
         - `leaving`: holders that have left, but whose accounts may still grow.
         - `longest_s`: takes the seconds between two confirmations of a holder, and returns the longest gap that counts
           as known.
-        - `ends`: holders whose exact end is known, so that it is not estimated.
         - `unmetered`: units without an energy counter.
         """
         shown: dict[AllocationId, _Last] = {}
         for entry in confirmed:
-            holder_id = (entry.allocation.unit, entry.allocation.holder.key)
+            holder_id = entry.id
             # If a holder was missing in a poll, its account already contains that time.
             is_new = holder_id not in self._booked
             tenant, share = tenant_of(entry.allocation.holder), entry.allocation.share_ratio
             account = self._account(tenant, now)
             before_s = account.held_s
             self._add(account, holder_id, holders[holder_id], share)
-            if is_new and entry.start is None and self._polled is not None:
+            if is_new and entry.start is None and self._polled is not None and _is_named(tenant):
                 account.held_s += share * _half(entry.confirmed - self._polled, longest_s(entry.renewed_s))
             if holder_id[0] in unmetered:
                 account.unmetered_s += account.held_s - before_s
@@ -119,9 +116,6 @@ class Tenants:
         for holder_id, last in self._last.items():
             if holder_id not in shown:
                 self._left[holder_id] = last
-                half = _half(now - last.confirmed, longest_s(last.renewed_s))
-                if half and holder_id not in ends:
-                    self._account(last.tenant, now).held_s += last.share * half
         self._left = {holder_id: last for holder_id, last in self._left.items() if holder_id in leaving}
         for holder_id, last in self._left.items():
             if _read(leaving[holder_id]) != self._booked.get(holder_id):
@@ -131,10 +125,39 @@ class Tenants:
             del self.accounts[key]
             self._born.pop(key, None)
 
+    def estimate_ends(
+        self,
+        now: float,
+        longest_s: Callable[[float], float],
+        holders: Mapping[AllocationId, HolderAccount],
+        ends: Collection[AllocationId],
+    ) -> None:
+        """Adds the estimated time of holders that left since the last call, at most up to the next holder's begin.
+
+        - `longest_s`: as in `charge_poll`.
+        - `holders`: all holders, also those that have left.
+        - `ends`: holders whose exact end is known.
+        """
+        for holder_id, last in self._before.items():
+            if holder_id in self._last or holder_id in ends or not _is_named(last.tenant):
+                continue
+            begins = (
+                account.began
+                for other, account in holders.items()
+                if other[0] == holder_id[0] and other not in self._before and account.confirmed > last.confirmed
+            )
+            half = _half(min([now, *begins]) - last.confirmed, longest_s(last.renewed_s))
+            booked = self._booked.get(holder_id)
+            if half and booked is not None:
+                self._account(last.tenant, now).held_s += last.share * half
+                # If the exact end is reported later, the estimate is part of it.
+                self._booked[holder_id] = booked._replace(held_s=booked.held_s + half)
+        self._before = self._last
+
     def _add(self, tenant: TenantAccount, holder_id: AllocationId, holder: HolderAccount, share: float) -> None:
         """Adds the growth of this holder's account since the last call to the tenant's account."""
         grown, before = _read(holder), self._booked.get(holder_id, NOTHING)
-        self._booked[holder_id] = grown
+        self._booked[holder_id] = grown._replace(held_s=max(grown.held_s, before.held_s))
         for counter in COUNTERS:
             more = max(0.0, getattr(grown, counter) - getattr(before, counter))
             part = 1.0 if counter == "energy_j" else share  # energy is already divided
@@ -162,8 +185,8 @@ class Tenants:
         return key._replace(namespace=key.namespace and OTHER, account="" if key.namespace else OTHER, user="")
 
     def totals(self, now: float = math.inf) -> Iterable[tuple[TenantKey, TenantTotals]]:
-        """Yields the totals of every tenant, in order, as published at `now` (monotonic seconds); by default the exact
-        totals.
+        """Yields the totals of every tenant, in order: as published at `now` (monotonic seconds), or the exact totals
+        without `now`.
 
         Energy is None if the tenant has held a board without an energy counter, because part of its energy is not
         counted.
@@ -181,6 +204,11 @@ def tenant_of(holder: Holder) -> TenantKey:
     if holder.key.scheduler == "kubernetes":
         return TenantKey("kubernetes", holder.namespace, "", "")
     return TenantKey(holder.key.scheduler, "", holder.account, holder.user)
+
+
+def _is_named(tenant: TenantKey) -> bool:
+    """Returns whether a tenant has a name. Without one, a later answer may show who the holder is, from its start."""
+    return any(tenant[1:])
 
 
 def _read(account: HolderAccount) -> TenantTotals:

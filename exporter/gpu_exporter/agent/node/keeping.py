@@ -1,4 +1,7 @@
-"""Writes the state file at intervals while the exporter runs. Counters are published only after they were written."""
+"""Writes the state file at intervals while the exporter runs, and a record of each job that ended.
+
+Counters are published only after they were written.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import threading
 from pathlib import Path
 
 from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.agent.node.ended import JobRecords
 from gpu_exporter.agent.node.state import NodeState
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.tasks import Task
@@ -22,11 +26,12 @@ class StateKeeper:
         self._node = node
         self._state = state
         self._clock = clock
+        self._records = JobRecords(state.path.parent / "jobs")
         self._warned = False
         self.task = Task("state", LATE_S)
 
     def run(self, stop: threading.Event) -> None:
-        """Writes the counters in every interval, and at once after a long idle run has ended, until `stop` is set."""
+        """Writes the counters in every interval, and right after a long idle run has ended, until `stop` is set."""
         due = 0.0
         while not stop.is_set():
             with self.task:
@@ -34,7 +39,12 @@ class StateKeeper:
                 if now >= due or self._node.ledger.long_run_ended:
                     due = now + self._state.interval_s
                     self._write()
+                self.write_records()
             self._clock.wait(stop, min(1.0, self._state.interval_s))
+
+    def write_records(self, *, at_once: bool = False) -> None:
+        """Writes the records of ended jobs. `at_once`: the exporter stops now."""
+        self._records.write(self._node.take_ended(at_once=at_once))
 
     def _write(self) -> None:
         try:
@@ -49,6 +59,6 @@ class StateKeeper:
 def describe_unwritten(path: Path, error: str) -> str:
     """Returns a message about a state file that cannot be written: the effect and the remedy."""
     return (
-        f"{path}: the state file cannot be written ({error}). Counters stop increasing until a write succeeds: free "
-        f"space in {path.parent}, make it writable, or start with another --state.directory"
+        f"{path}: the state file cannot be written ({error}). Counters stand still until a write succeeds: free "
+        f"space in {path.parent}, make it writable, or set another --state.directory"
     )

@@ -11,17 +11,20 @@ from typing import NamedTuple
 from gpu_exporter.agent.inventory.inventory import Inventory
 from gpu_exporter.agent.sampling.driver import RELEASED_TEXT, DriverView
 from gpu_exporter.common.model.readings import DeviceSnapshot
-from gpu_exporter.common.model.units import NO_PLACE, DeviceIdentity
+from gpu_exporter.common.model.units import NO_PLACE, TWIN, DeviceIdentity
 
 HANGS = "its first call hangs in the driver"
 NOT_READ = "the GPU was found, but not read yet"
 
 
 class Placed(NamedTuple):
-    """A GPU as it is shown. `hung`: a driver call has exceeded its deadline, so that the GPU's values are not shown."""
+    """A GPU as it is shown. `hung`: a driver call has exceeded its deadline, so that the GPU's values are not shown.
+    `links`: the most NVLinks that were up at the same time.
+    """
 
     snapshot: DeviceSnapshot
     hung: bool = False
+    links: int = 0
 
 
 def position_key(index: int) -> str:
@@ -45,12 +48,14 @@ def place(
     def silent(identity: DeviceIdentity, reason: str, away: bool = False) -> DeviceSnapshot:
         return DeviceSnapshot(identity, monotonic, wall, up=False, error=reason, away=away)
 
+    links = {device.uuid: device.links for device in inventory.devices}
+
     def in_order(placed: Mapping[str, Placed]) -> dict[str, Placed]:
         def order(item: tuple[str, Placed]) -> tuple[bool, int]:
             index = item[1].snapshot.identity.index
             return index == NO_PLACE, index
 
-        return dict(sorted(placed.items(), key=order))
+        return {key: each._replace(links=links.get(key, 0)) for key, each in sorted(placed.items(), key=order)}
 
     if driver.released:  # includes GPUs that have just answered for the first time, and are not in the inventory yet
         here = {missing.identity.uuid: missing.identity for missing in inventory.missing((), {}, "")}
@@ -58,7 +63,10 @@ def place(
         return in_order({uuid: Placed(silent(identity, RELEASED_TEXT, away=True)) for uuid, identity in here.items()})
     placed: dict[str, Placed] = {}
     errors: dict[int, str] = {}
-    for index, (identity, snapshot, hung, error) in driver.positions.items():
+    denied = _denied(driver)
+    for index, (identity, snapshot, hung, error, _) in driver.positions.items():
+        if index in denied:
+            continue
         if identity is None:
             errors[index] = error or HANGS
         elif snapshot is None:
@@ -71,9 +79,15 @@ def place(
         elif identity.uuid not in inventory.forgotten:
             placed[identity.uuid] = Placed(snapshot, hung)
     if driver.complete:
-        found = {position.identity.uuid for position in driver.positions.values() if position.identity is not None}
-        for missing in inventory.missing(found, errors, driver.error, _addresses(driver, inventory)):
+        named = [position.identity for position in driver.positions.values() if position.identity is not None]
+        found, taken = {identity.uuid for identity in named}, {identity.index for identity in named}
+        listed = [*_addresses(driver, inventory), *(None for _ in denied)]
+        for missing in inventory.missing(found, errors, driver.error, listed, denied):
             identity = known.get(missing.identity.uuid, missing.identity)
+            if any(uuid.startswith(f"{identity.uuid}{TWIN}") for uuid in found if identity.uuid):
+                continue  # it was named so before a second GPU reported its UUID
+            if identity.index in taken:  # another GPU has this index since the last boot
+                identity = identity._replace(index=NO_PLACE)
             key = identity.uuid or address_key(identity.pci_bus_id)
             placed[key] = Placed(silent(identity, missing.reason, missing.away))
         for index, reason in errors.items():  # the driver lists a GPU here, but its identity is unknown
@@ -96,12 +110,19 @@ def count_expected(driver: DriverView, inventory: Inventory) -> int:
     if driver.released:
         return 0
     found = {position.identity.uuid for position in driver.positions.values() if position.identity is not None}
-    return inventory.count(_addresses(driver, inventory), found)
+    return inventory.count(_addresses(driver, inventory), found, _denied(driver))
+
+
+def _denied(driver: DriverView) -> list[int]:
+    """Returns the positions of GPUs that this process has no permission to use, because they belong to others."""
+    return [index for index, position in driver.positions.items() if position.denied]
 
 
 def _addresses(driver: DriverView, inventory: Inventory) -> list[str | None]:
-    """Returns the PCI address of each position in the driver's list, None if unknown. Omits forgotten GPUs."""
-    identities = [position.identity for position in driver.positions.values()]
+    """Returns the PCI address of each position in the driver's list, None if unknown. Omits GPUs that are forgotten or
+    denied.
+    """
+    identities = [position.identity for position in driver.positions.values() if not position.denied]
     return [
         None if identity is None else identity.pci_bus_id or None
         for identity in identities

@@ -18,7 +18,10 @@ from gpu_exporter.common.model.records import GpuRecord, HolderRecord, NodeRecor
 from gpu_exporter.common.model.totals import TenantTotals, UnitTotals
 from gpu_exporter.common.model.units import UnitId
 
-NOT_OFFERED = "the kubelet does not offer it to pods: its device plugin is down, excludes it or reports it unhealthy"
+NOT_OFFERED = (
+    "the kubelet does not offer this GPU or instance to pods: the device plugin is down, excludes it or reports it "
+    "as unhealthy"
+)
 
 
 class NodeRecorder(NamedTuple):
@@ -61,7 +64,7 @@ class NodeRecorder(NamedTuple):
             allocatable = bool(offered)
             not_free = {mig_uuid: NOT_OFFERED for mig_uuid in here if mig_uuid not in offered}
         not_free |= {used.mig_uuid: text for used, text in self.held.in_use.items() if used.uuid == uuid}
-        return GpuRecord(shown, placed.hung, totals, self.xids.counts(uuid), not_free, allocatable)
+        return GpuRecord(shown, placed.hung, totals, self.xids.counts(uuid), not_free, allocatable, placed.links)
 
     def _record_holder(self, allocation: Allocation, grant: Grant) -> HolderRecord | None:
         unit, key = allocation.unit, allocation.holder.key

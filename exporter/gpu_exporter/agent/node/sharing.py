@@ -17,7 +17,7 @@ PERIODS_MAX = 300  # of one GPU between two polls; there are more only if a poll
 NO_SOURCE = "per-holder usage is unavailable on MIG instances"
 NOT_ASKED = "the holders share the GPU, and per-holder usage is not known yet"
 OTHERS = "a process on the shared GPU belongs to no holder, or its owner cannot be looked up"
-REST = "the holders' processes do not account for what the shared GPU does"
+REST = "the shared GPU does more work than the listed processes of its holders"
 
 
 class Sharing:

@@ -42,7 +42,9 @@ class NodeSpins:
         self.boards.restore({unit: watts for unit, record in units if (watts := record.account.rest_w) is not None})
 
     def read(self, snapshot: DeviceSnapshot, *, without_process: bool, xids: XidCounts | None = None) -> None:
-        """Takes one reading of a GPU. `without_process`: as in Boards.read. `xids`: the XIDs of this GPU."""
+        """Takes one reading of a GPU. `without_process`: the GPU provably has no process with a context. `xids`: the
+        XIDs of this GPU.
+        """
         unit = UnitId(snapshot.identity.uuid)
         if not snapshot.up:
             if not snapshot.away:
@@ -56,7 +58,7 @@ class NodeSpins:
             self._follow((UnitId(snapshot.identity.uuid), key), watch, snapshot.monotonic)
 
     def hear(self, holder_id: AllocationId, progress: HostProgress) -> None:
-        """Takes the activity of a holder on the host, beside its GPUs."""
+        """Receives a holder's activity on its host, outside its GPUs."""
         if (watch := self.boards.hear(*holder_id, progress)) is not None:
             self._follow(holder_id, watch, progress.end)
 
@@ -68,7 +70,7 @@ class NodeSpins:
         """Ends the runs of holders that cannot be watched, before the ledger charges this poll. Returns the other
         holders.
 
-        A holder cannot be watched if it has left, or shares its GPU, or may not run.
+        A holder cannot be watched if it has left, shares its GPU, or is possibly not running.
         """
         proven = _list_proven(present) if not self._rules.is_off else []
         self.boards.drop(proven)
@@ -124,7 +126,7 @@ class NodeSpins:
     ) -> list[Suspect]:
         """Returns the holders in a run without progress, with the processes on their fully busy GPUs.
 
-        `answered`: the last answers of the GPUs, by UUID. Every fully busy GPU of such a holder counts, even a GPU that
+        `answered`: the last answers of the GPUs, by UUID. Every fully busy GPU of such a holder counts, also one that
         cannot be watched, because its processes busy-wait too.
         """
         suspects = self.boards.suspects()

@@ -13,6 +13,7 @@ from gpu_exporter.agent.attribution.slurm.pods import SlurmPods
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
 from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.agent.ledger.state import StateFile
+from gpu_exporter.agent.node.ended import EndedJobs, EndedRun
 from gpu_exporter.agent.node.place import Placed
 from gpu_exporter.agent.node.recorder import NodeRecorder
 from gpu_exporter.agent.node.sharing import Sharing
@@ -25,7 +26,7 @@ from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.holders import Allocation, Grant, Who, identify
 from gpu_exporter.common.model.readings import DeviceSnapshot, HostProgress
 from gpu_exporter.common.model.records import NodeRecords
-from gpu_exporter.common.model.units import DeviceIdentity, UnitId
+from gpu_exporter.common.model.units import TWIN, DeviceIdentity, UnitId
 from gpu_exporter.common.model.views import Buckets, StateStatus
 from gpu_exporter.diagnosis.interface import HeldNow, Standings, Subject, Suspect, stall_rules
 
@@ -79,20 +80,23 @@ class NodeState:
         self._answered: dict[str, DeviceSnapshot] = {}  # the last snapshot in which the GPU answered
         self._held = HolderUpdate()
         self._numbers: dict[NumberKey, UnitId] = {}
+        self._reported: Sequence[str] = ()
         self._processes_proven = False  # a process of any owner was listed, so processes are visible
         self._version = 0
         self._last_sample: tuple[float, float] | None = None  # monotonic and wall time of the newest answer of a GPU
         self.writes = None if state is None else StateStatus(None, 0, "")  # None if no state is kept
         self.xids = XidBook()
+        self._ended = None if state is None else EndedJobs()
 
     def restore(self) -> str:
-        """Takes over the state file's counters. Returns why nothing was restored, "" if it was."""
+        """Takes over the state file's counters. Returns why nothing was restored, "" after a success."""
         if self._state is None:
             return "state is off"
         reason = self._state.restore(self.ledger)
         self._spins.restore()
         self._tracker.restore(self._state.numbers, self._clock.monotonic())
         self._numbers = self._tracker.numbers()
+        self._reported = self._state.past.reported if self._state.past is not None else ()
         return reason
 
     def on_snapshot(self, snapshot: DeviceSnapshot) -> None:
@@ -109,6 +113,9 @@ class NodeState:
                 return
             if self._last_sample is None or snapshot.monotonic >= self._last_sample[0]:
                 self._last_sample = (snapshot.monotonic, snapshot.wall)
+            own, is_twin, _ = uuid.partition(TWIN)
+            if is_twin:
+                self._answered.pop(own, None)  # a first reading under the UUID that other GPUs report too
             before = self._answered.get(uuid)
             if before is not None and not snapshot.instances_known:
                 listed = {instance.uuid for instance in snapshot.instances}
@@ -135,7 +142,7 @@ class NodeState:
                         self.ledger.record_energy(unit, snapshot.monotonic, instance.energy_j, limit)
 
     def is_shared(self, uuid: str) -> bool:
-        """Returns whether holders may share this GPU, so that the driver must report the work of single processes."""
+        """Returns whether several holders may share this GPU, so that the use of each process must be read."""
         return uuid in self._sharing.gpus
 
     def rest_w(self, uuid: str) -> float | None:
@@ -163,6 +170,7 @@ class NodeState:
         is_complete: bool = True,
         offers: Sequence[Grant] | None = None,
         ended: Sequence[Grant] = (),
+        reported: Sequence[str] = (),
     ) -> Resolution:
         """Takes the grants of one poll of the sources, and finds users of GPUs without a holder. Returns the resolved
         grants.
@@ -173,6 +181,7 @@ class NodeState:
         - `expected`: number of GPUs that should answer here.
         - `offers`: the devices that a scheduler can allocate.
         - `ended`: grants of holders that have ended since the last poll; `confirmed` is the time of the end.
+        - `reported`: every end that the sources have reported, for the state file.
         """
         poll = Poll(grants, offers, ended, is_complete)
         with self._lock:
@@ -185,14 +194,18 @@ class NodeState:
             if is_complete and self._polled is None:
                 self._polled = now
             self._held, self._numbers = held, self._tracker.numbers()
+            self._reported = reported or self._reported
             present = [_confirm(allocation, grant, now, wall) for allocation, grant in held.resolution.allocations]
             gone = [_confirm(allocation, grant, now, wall) for allocation, grant in held.past]
             for unit, split in self._sharing.divide(entry.allocation for entry in present):
                 self.ledger.record_split(unit, split)
             proven = self._spins.drop_others(present, now)
-            self.ledger.charge_poll(now, wall, present, gone, is_complete=is_complete)
+            lost = self.ledger.charge_poll(now, wall, present, gone, is_complete=is_complete)
+            if self._ended is not None:
+                self._ended.follow(self.ledger, (*gone, *present), self._answered, now, wall)
             self._spins.watch(proven)
-            return held.resolution
+            missed = [grant for entry, (_, grant) in zip(gone, held.past, strict=True) if entry.id in lost]
+            return held.resolution._replace(missed=[*held.resolution.missed, *missed])
 
     def list_suspects(self) -> Sequence[Suspect]:
         """Returns the holders in a run without progress, with their processes. The host reader must read their
@@ -203,7 +216,7 @@ class NodeState:
             return self._spins.list_suspects(allocations, self._answered, processes_proven=self._processes_proven)
 
     def hear_host(self, who: Who, progress: HostProgress) -> None:
-        """Takes the activity of a holder on the host, beside its GPUs."""
+        """Receives a holder's activity on its host, outside its GPUs."""
         with self._lock:
             for allocation, _ in self._held.resolution.allocations:
                 if identify(allocation.holder) == who:
@@ -234,7 +247,7 @@ class NodeState:
         with self._lock:
             self.ledger.long_run_ended = False
             self._spins.remember()
-            prepared = self._state.prepare(self.ledger, self._numbers)
+            prepared = self._state.prepare(self.ledger, self._numbers, self._reported)
         try:
             self._state.commit(prepared)  # a slow disk must not hold up scrapes
         except OSError as exc:
@@ -247,6 +260,12 @@ class NodeState:
             self._version += 1
             self._state.adopt(prepared)
             self.writes = self.writes._replace(last_write_wall=self._clock.wall(), error="")
+
+    def take_ended(self, *, at_once: bool = False) -> Sequence[EndedRun]:
+        """Returns the records of the jobs that ended since the last call. `at_once`: the exporter stops now."""
+        with self._lock:
+            now, wall = self._clock.monotonic(), self._clock.wall()
+            return () if self._ended is None else self._ended.take(self.ledger, now, wall, at_once=at_once)
 
     def version(self) -> int:
         """Returns a number that changes whenever the data of a view change, except ages."""
@@ -294,7 +313,7 @@ def _incomplete(placed: Mapping[str, Placed], expected: int) -> str:
     """Returns why NVML and the schedulers may number the GPUs differently; "" if every expected GPU is here."""
     down = next((each.snapshot.identity for each in placed.values() if not each.snapshot.up), None)
     if down is not None:
-        return f"gpu {down.index} ({down.uuid or 'without a name'}) does not answer"
+        return f"gpu {down.label} ({down.uuid or 'without a name'}) does not answer"
     if len(placed) < expected:
         return f"{len(placed)} of {expected} GPUs are in the driver's list"
     return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from gpu_exporter.agent.node.conditions import why_unusable
 from gpu_exporter.common.model.causes import Causes
 from gpu_exporter.common.model.readings import Facts
 from gpu_exporter.common.model.records import GpuRecord, HolderRecord, NodeRecords
@@ -18,6 +19,8 @@ from gpu_exporter.common.model.views import (
     View,
 )
 from gpu_exporter.diagnosis.interface import IDLE_STATES, NOT_JUDGED, STALLED, Findings
+
+UNUSABLE = "unusable"  # the reason in gpu_allocation_activity_unknown
 
 
 class ViewRules(NamedTuple):
@@ -71,6 +74,7 @@ def _view_gpu(record: GpuRecord, now: float, rules: ViewRules, throttling: Throt
         not_free=record.not_free,
         allocatable=record.allocatable,
         throttling=throttling,
+        links=record.links,
     )
 
 
@@ -88,6 +92,9 @@ def _why_unknown(record: HolderRecord, gpu: GpuView) -> tuple[str, str]:
         return f"no source has confirmed the holder for {record.unconfirmed_s:.0f} s", "unconfirmed"
     if allocation.contradiction:
         return allocation.contradiction, "contradiction"
+    if not allocation.why and record.totals.idle_run_s and (problem := why_unusable(gpu)):
+        # The holder may be idle because its programs fail on the GPU, and this is no fault of the holder.
+        return f"idle, but the GPU is unusable: {problem}", UNUSABLE
     return allocation.why, allocation.obstacle
 
 
@@ -105,8 +112,8 @@ def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
 def _say_ended(idle_run_s: float | None, totals: UnitTotals | None, wall: float) -> str:
     """Returns why a holder is no longer idle: activity or unknown time ended the idle run."""
     if idle_run_s is None:
-        return "it was idle when last judged; its present activity is unknown"
-    ended = "its idle time has ended since the last judgement"
+        return "the exporter last saw the holder idle; its present activity is unknown"
+    ended = "its idle time has ended since its state was last judged"
     if totals is None or totals.last_active_wall is None or not totals.active_by:
         return ended
     return f"{ended}; {' and '.join(totals.active_by)} showed activity {wall - totals.last_active_wall:.0f} s ago"
@@ -118,6 +125,8 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, findings: Findings, wal
     if gpu.withheld or not record.is_confirmed:
         totals = totals._replace(idle_run_s=None)  # 0 would mean that the holder works
     why, obstacle = _why_unknown(record, gpu)
+    if obstacle == UNUSABLE:
+        totals = totals._replace(idle_run_s=None)
     verdict = Verdict("unknown", why) if why else findings.verdicts.get(record.id, NOT_JUDGED)
     judged = verdict
     if verdict.state in IDLE_STATES and not totals.idle_run_s:
@@ -125,7 +134,7 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, findings: Findings, wal
         verdict = Verdict("unknown", _say_ended(totals.idle_run_s, whole, wall))
     spin = None if gpu.withheld or not record.is_confirmed or why else record.spin
     if verdict.state == STALLED and not (spin is not None and spin.is_stall):
-        verdict = Verdict("unknown", "its run without progress has ended since the last judgement")
+        verdict = Verdict("unknown", "its run without progress has ended since its state was last judged")
     instance = next((i for i in snapshot.instances if i.uuid == unit.mig_uuid), None)
     is_alone = not (allocation.is_shared or allocation.contradiction)
     fresh = record.is_confirmed and is_alone and not gpu.withheld and (not unit.mig_uuid or instance is not None)
@@ -136,6 +145,7 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, findings: Findings, wal
     return AllocationView(
         allocation=allocation,
         gpu=snapshot.identity.index,
+        label=snapshot.identity.label,
         mig=record.mig,
         totals=totals,
         obstacle=_obstacle(record, totals, obstacle),

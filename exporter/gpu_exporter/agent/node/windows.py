@@ -19,7 +19,6 @@ class WindowReader:
         self._ledger, self._sharing, self._clock, self._window_s = ledger, sharing, clock, window_s
 
     def read(self, record: HolderRecord, gpu: GpuRecord) -> Window:
-        """Returns the window of one allocation."""
         unit, totals = record.allocation.unit, record.totals
         is_alone = not record.allocation.is_shared
         of_unit = gpu.totals.get(unit.mig_uuid)
@@ -44,8 +43,8 @@ class WindowReader:
         return ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
 
     def _read_own(self, record: HolderRecord, length_s: float) -> tuple[float | None, ...]:
-        """Returns the holder's use in buckets, 1 if it uses its whole share of the unit. Busy neighbours leave it only
-        its share.
+        """Returns the holder's use in buckets: 1 if the holder uses its whole share of the unit. Busy neighbours leave
+        the holder only this share.
         """
         ring = self._ledger.holder_ring(record.id)
         values = ring.values(self._clock.monotonic(), length_s) if ring is not None else ()

@@ -112,7 +112,8 @@ class Agent:
         self.devices.stop(STOP_S)
         for thread in self._threads:
             thread.join(STOP_S / 2)  # no thread may change the final state
-        if self._state is not None:
+        if self._state is not None and self._keeper is not None:
+            self._keeper.write_records(at_once=True)
             try:
                 self.node.write_state()
             except OSError as exc:
@@ -164,5 +165,7 @@ class Agent:
 
     def view(self) -> View:
         """Returns the present state of the node. Changes nothing."""
-        logged = self._kernel_log.outcome if self._kernel_log else None
-        return self._runtime.view([logged] if logged else ())
+        if self._kernel_log is None:
+            return self._runtime.view()
+        logged = self._kernel_log.outcome
+        return self._runtime.view([logged] if logged else (), self._kernel_log.switches.counts())

@@ -1,4 +1,4 @@
-"""Runs `slurm-collector`: one process asks slurmctld for all nodes. It runs alone or inside the reconciler."""
+"""Runs `slurm-collector`, alone or inside the reconciler: one process asks slurmctld for all nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def collect(
 ) -> int:
     """Collects until a signal, or one round with `once`. Returns the exit code. Raises OSError, ValueError.
 
-    `slurmrestd`: its address, and the file of its token; None to use Slurm's commands.
+    `slurmrestd`: the address of slurmrestd and the file with its token; None to use Slurm's commands.
     """
     run, task, own = _build(slurmrestd, directory, each_s), Task(TASK), OwnMetrics("gpu_exporter")
     if once:

@@ -1,6 +1,6 @@
 """Runs `--once`: prints one output and returns an exit code.
 
-Shell prompts and cron jobs wait for it, so it loads no module that only the daemon needs.
+Shell prompts and cron jobs wait for the output, so `--once` loads no module that only the daemon needs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gpu_exporter.agent.devices.errors import DriverUnavailable
-from gpu_exporter.agent.exposition.health import judge_health, list_gaps
+from gpu_exporter.agent.exposition.checks import OF_DEVICES, FailedCheck, join_failed
+from gpu_exporter.agent.exposition.health import (
+    NONE_ANSWER,
+    UNCHECKED,
+    judge_health,
+    list_failed_checks,
+    list_gaps,
+    list_unchecked,
+)
 from gpu_exporter.common.errors import ForeignError
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.files import write_atomically
@@ -27,6 +36,7 @@ from gpu_exporter.common.version import VERSION
 GAPS_MAX = 8  # most gaps to print at the prompt
 ANSWER_MAX = 64 * 2**20  # bytes; the largest page of a node has about 2 MiB
 ANSWER_S = 10.0
+OLD_S = 180.0  # as WatchdogSec of the systemd unit
 EXITS = {"ok": Exit.DONE, "none_expected": Exit.DONE, "partial": Exit.PARTIAL, "no_data": Exit.NO_DATA}
 PATHS = {  # no flag of the daemon changes these paths
     "prometheus": "/api/v1/metrics",
@@ -111,12 +121,11 @@ def run_once(
     timeout_s: float,
     socket_path: Path | None,
     backend_name: str,
-    *,
-    devices_only: bool = False,
+    checks: Collection[str] | None = None,
 ) -> int:
     """Prints or writes one output. Returns the exit code.
 
-    `devices_only`: the sources of holders do not affect the exit code.
+    `checks`: only these checks of GPUs set the exit code; None for all, and the sources of holders.
     """
     if socket_path is not None:
         try:
@@ -126,8 +135,12 @@ def run_once(
             _say(f"{exc}; showing a single reading without history")
         else:
             if body is not None and status is not None:
-                _deliver(body, output)
-                return _conclude_of_daemon(status, devices_only=devices_only)
+                found = _read_conclusion(status, devices_only=checks is not None)
+                # If a health check asks an exporter of another version, this process reads the GPUs, so that an
+                # upgrade fails no node.
+                if found is not None or checks is None:
+                    _deliver(body, output)
+                    return Exit.PARTIAL if found is None else _conclude(found, checks)
     result: list[View | Exception] = []
 
     def work() -> None:
@@ -142,53 +155,87 @@ def run_once(
     render(View(0.0, AgentStatus(VERSION, backend_name, False, "", 0, 0, 0.0, None), (), ()), form)
     worker.join(timeout_s)
     if not result:
-        return _fail(f"the driver did not answer within {timeout_s:g} s", form, output, backend_name)
+        return _fail(f"the driver did not answer within {timeout_s:g} s", form, output, backend_name, checks)
     view = result[0]
     if isinstance(view, DriverUnavailable):
-        return _fail(str(view), form, output, backend_name)
+        return _fail(str(view), form, output, backend_name, checks)
     if isinstance(view, Exception):
         raise view
     _deliver(render(view, form), output)
     reason = view.status.driver_error or "the driver lists no GPU that answers"
-    gaps = list_gaps(view, devices_only=devices_only)
-    return _conclude(judge_health(view, devices_only=devices_only), reason, view.status.warnings, gaps)
+    failed, gaps = list_failed_checks(view), list_gaps(view)
+    health = judge_health(view, devices_only=checks is not None)
+    return _conclude(Conclusion(health, reason, view.status.warnings, gaps, failed, list_unchecked(view)), checks)
 
 
-def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
-    """Does the same as `_conclude` for the JSON status of a running exporter, which may have another version."""
+class Conclusion(NamedTuple):
+    """How complete a view is. `health`: as of judge_health, of devices alone if checks were chosen. `reason`: why no
+    GPU answers. `gaps`: the missing parts. `unchecked`: checks that could not be made.
+    """
+
+    health: str
+    reason: str
+    warnings: Sequence[str] = ()
+    gaps: Sequence[str] = ()
+    failed: Sequence[FailedCheck] = ()
+    unchecked: Sequence[str] = ()
+
+
+def _read_conclusion(status: str, *, devices_only: bool) -> Conclusion | None:
+    """Reads the JSON status of a running exporter. Returns None, and prints a message, if it has another version, or
+    if it answers with an old picture.
+    """
     try:
         data = json.loads(status)
-        health, gaps = (data.get(f"devices_{key}" if devices_only else key) for key in ("health", "gaps"))
-        reason, warnings = data.get("driver_error") or "no GPU answers", data.get("warnings") or ()
-    except (ValueError, AttributeError, RecursionError):
-        health = None
-    if not isinstance(health, str) or health not in EXITS:
-        _say("the running exporter has another version and does not report whether all GPUs answer: restart it")
-        return Exit.PARTIAL
-    gaps = (
-        gaps
-        if isinstance(gaps, list) and gaps
-        else ["the running exporter has another version and does not report what is missing: restart it"]
+        age_s = time.time() - data["timestamp_seconds"]
+        if age_s > OLD_S:
+            _say(f"the running exporter has published nothing for {age_s:.0f} s: restart the exporter")
+            return None
+        found = Conclusion(
+            data["devices_health" if devices_only else "health"],
+            data.get("driver_error") or "no GPU answers",
+            data.get("warnings") or (),
+            list(map(str, data["gaps"])),
+            [FailedCheck(*(str(each[name]) for name in FailedCheck._fields)) for each in data["failed_checks"]],
+            [name for name in UNCHECKED if name in data["unchecked"]],
+        )
+        if found.health in EXITS:
+            return found
+    except (ValueError, AttributeError, RecursionError, KeyError, TypeError):
+        pass
+    _say(
+        "the running exporter is of another version, and does not report whether all GPUs answer: restart the exporter"
     )
-    return _conclude(health, reason, warnings, gaps)
+    return None
 
 
-def _conclude(health: str, reason: str, warnings: Iterable[str], gaps: Sequence[str] = ()) -> int:
-    """Prints the warnings and the problem for the user. Returns the exit code. `gaps`: the missing parts of a partial
-    view.
-    """
-    for warning in warnings:
+def _conclude(found: Conclusion, checks: Collection[str] | None) -> int:
+    """Prints the warnings and the problem for the user. Returns the exit code."""
+    health, gaps = found.health, found.gaps
+    for warning in found.warnings:
         _say(f"warning: {warning}")
+    failed = [each for each in found.failed if checks is None or each.check in checks]
+    if checks is not None and health == "partial":
+        gaps = [each.text for each in failed]
+        health = "partial" if failed else "ok"
     if health == "no_data":
-        _say(f"no GPU data: {reason}")
+        counts = [gap for gap in gaps if gap.endswith(NONE_ANSWER)]
+        _say(f"no GPU data: {'; '.join((found.reason, *counts))}")
+        if all(each.check != "lost" for each in failed):
+            failed = [FailedCheck("lost", found.reason, "check the driver"), *failed]
     elif health == "none_expected":
-        _say(f"no GPU is expected here: {reason}")
+        _say(f"no GPU is expected here: {found.reason}")
     elif health == "partial":
         for gap in gaps[:GAPS_MAX]:
             _say(f"partial: {gap}")
         if len(gaps) > GAPS_MAX:
             _say(f"partial: {len(gaps) - GAPS_MAX} more; --format=json names all of them")
-    return EXITS.get(health, Exit.DONE)
+    if checks is not None and health in ("partial", "no_data"):
+        _say(f"failed checks: {join_failed(failed)}")
+    for name in found.unchecked if health in ("ok", "partial") else ():
+        if checks is not None and checks != OF_DEVICES and name in checks:
+            _say(f"warning: check {name} was not made: {UNCHECKED[name]}")
+    return EXITS[health]
 
 
 def _say(line: str) -> None:
@@ -203,11 +250,11 @@ def _deliver(body: str, output: Path | None) -> None:
     sys.stdout.flush()  # before the lines on standard error that belong to it
 
 
-def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int:
+def _fail(reason: str, form: str, output: Path | None, backend_name: str, checks: Collection[str] | None) -> int:
     """Prints the error in one line. Writes it to a textfile too, so that the old values do not remain there. Returns
     the exit code.
     """
     if output is not None:
         status = AgentStatus(VERSION, backend_name, False, reason, 0, 0, 0.0, None, driver_missed=True)
         write_atomically(output, render(View(0.0, status, (), ()), form).encode())
-    return _conclude("no_data", reason, ())
+    return _conclude(Conclusion("no_data", reason), checks)

@@ -1,8 +1,8 @@
 """Restarts the process after the driver was replaced, because the loaded library no longer fits the kernel module.
 
-In a container, the library is mounted when the container starts, so the container must restart: the process exits, and
-the kubelet restarts the container. On a host, the process replaces itself once. After a second mismatch within AGAIN_S
-the process exits, and the service manager must restart it.
+A container gets the library when it starts. So the process exits, and the kubelet restarts the container. On a host,
+the process replaces itself once. After a second mismatch within AGAIN_S, it exits, and the service manager must restart
+it.
 """
 
 from __future__ import annotations

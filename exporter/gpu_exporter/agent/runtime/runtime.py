@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,7 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 from gpu_exporter.agent.attribution.identity import Identity
 from gpu_exporter.agent.attribution.poller import Poller
 from gpu_exporter.agent.attribution.source import Source
+from gpu_exporter.agent.devices.errors import DriverUnavailable
 from gpu_exporter.agent.devices.protocol import Backend
+from gpu_exporter.agent.exposition.health import list_counts
 from gpu_exporter.agent.inventory.expected import ExpectedDevices
 from gpu_exporter.agent.inventory.inventory import InventoryKeeper
 from gpu_exporter.agent.ledger.state import StateFile, read_boot_id
@@ -23,7 +27,7 @@ from gpu_exporter.agent.sampling.driver import DriverView, warn_of_persistence
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.model.holders import Grant
-from gpu_exporter.common.model.readings import CollectorOutcome
+from gpu_exporter.common.model.readings import CollectorOutcome, SxidCount
 from gpu_exporter.common.model.views import AgentStatus, View
 from gpu_exporter.common.tasks import Tasks
 from gpu_exporter.common.threads import start
@@ -74,7 +78,7 @@ class Runtime:
         host: Host = HOST,
         patience_s: float | None = None,
     ) -> None:
-        """`patience_s`: as in Poller."""
+        """`patience_s`: how long a poll waits for answers. None: until each source has answered or failed."""
         self._settings, self._backend, self._clock, self._state = settings, backend, clock, state
         self._publishing, self._host = publishing, host
         self.tasks = Tasks()  # of the daemon; one reading has none
@@ -109,21 +113,24 @@ class Runtime:
             is_complete=self.poller.has_all(),
             offers=self.poller.offers(),
             ended=self.poller.take_ended(),
+            reported=self.poller.reported(),
         )
         self.diagnosis.keep(allocation for allocation, _ in resolution.allocations)
-        self.poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted)
+        self.poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted, resolution.missed)
 
     def _gather(self) -> Standings:
         records = self.diagnosis.complete(self.node.records(self.place(self.devices.observe())))
         return self.node.standings(records)
 
-    def view(self, outcomes: Iterable[CollectorOutcome] = ()) -> View:
-        """Returns the view of this moment. Changes nothing. `outcomes`: results of collectors that do
-        not read a GPU.
+    def view(self, outcomes: Iterable[CollectorOutcome] = (), sxids: tuple[SxidCount, ...] = ()) -> View:
+        """Returns the view of this moment. Changes nothing.
+
+        `outcomes`: results of collectors that do not read a GPU. `sxids`: errors of NVSwitches.
         """
         driver = self.devices.observe()
         records = self.diagnosis.complete(self.node.records(self.place(driver)))
-        return build_view(records, self._status(driver, outcomes), self.diagnosis.findings, self.node.view_rules)
+        status = self._status(driver, outcomes)._replace(sxids=sxids)
+        return build_view(records, status, self.diagnosis.findings, self.node.view_rules)
 
     def _status(self, driver: DriverView, outcomes: Iterable[CollectorOutcome]) -> AgentStatus:
         inventory, state, writes = self.inventory.value, self._state, self.node.writes
@@ -151,6 +158,8 @@ class Runtime:
             ),
             state=writes,
             driver_missed=self.devices.is_missed(),
+            driver_released=driver.released,
+            counted=self.poller.counted(),
             task_failures=tuple(sorted(self.tasks.failures().items())),
         )
 
@@ -160,21 +169,26 @@ class Runtime:
         Before the call, the driver must have opened or failed. Raises DriverUnavailable if a GPU is expected.
         """
         self.devices = reading
-        if reading.fault is not None:
-            self.inventory.look()
-            status = self._status(reading.observe(), ())
-            if status.expects_gpus:
-                raise reading.fault
-            return View(self._clock.wall(), status._replace(sources=(), attribution_known=False), (), ())
         asking = threading.Thread(target=self.poller.poll, name="attribution", daemon=True)
         start(asking)
         self.inventory.look()
-        is_complete = reading.wait()
+        if reading.fault is not None:
+            asking.join(max(0.0, reading.deadline - self._clock.monotonic()))  # a scheduler may count GPUs here
+            status = self._status(reading.observe(), ())
+            view = View(self._clock.wall(), status._replace(sources=(), attribution_known=False), (), ())
+            if status.expects_gpus:
+                raise DriverUnavailable("; ".join((str(reading.fault), *list_counts(view)))) from reading.fault
+            return view
+        is_complete = reading.wait(self.inventory.has_twin)
         for snapshot in reading.snapshots():
             self.node.on_snapshot(snapshot)
+        # While a source is slow, the reading becomes old. It is the only one, so it is no sign of a GPU that is silent.
+        self.node.view_rules = self.node.view_rules._replace(withhold_s=math.inf)
         asking.join(max(0.0, reading.deadline - self._clock.monotonic()))
         self.settle(self.poller.grants())  # the status names a source that has not answered yet
         self.diagnosis.judge()
+        with contextlib.suppress(OSError):  # counted, and a warning in the view
+            self.node.write_state()
         view = self.view()
         if is_complete:
             self._backend.close()

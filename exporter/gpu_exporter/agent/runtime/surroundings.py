@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HostReader(Protocol):
-    """Reads the holders' use of the host's CPUs and disks, in its `tasks`. `works`: the results, None if not read."""
+    """Reads the holders' use of the host's CPUs and disks, in its `tasks`. `works`: the results, or None."""
 
     @property
     def works(self) -> HostWorks | None: ...

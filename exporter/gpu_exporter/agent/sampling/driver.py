@@ -23,11 +23,13 @@ log = logging.getLogger(__name__)
 RELEASED_TEXT = "the driver was released on request (SIGUSR1); SIGHUP reopens it"
 NOT_ASKED = "the driver has not been asked yet"
 SILENT = "the driver does not answer"
+ALL_DENIED = (
+    "the driver lists GPUs, but refuses all of them (NVML_ERROR_NO_PERMISSION): run as root, or give this container "
+    "its GPUs"
+)
 
 
 class DriverState(enum.Enum):
-    """The states of the driver."""
-
     ABSENT = "absent"  # not opened yet, or the last attempt failed; the exporter retries
     OPENING = "opening"  # being opened, or queried for its list again
     OPEN = "open"
@@ -74,12 +76,15 @@ class Position(NamedTuple):
     - `identity`: None while the GPU's identity cannot be read; `error` is the reason.
     - `snapshot`: None before the first reading has ended.
     - `hung`: a driver call has exceeded its deadline.
+    - `denied`: the driver lists the GPU, but this process has no permission to use it, because the GPU belongs to
+      others.
     """
 
     identity: DeviceIdentity | None = None
     snapshot: DeviceSnapshot | None = None
     hung: bool = False
     error: str = ""
+    denied: bool = False
 
     @property
     def answers(self) -> bool:
@@ -180,7 +185,7 @@ class Driver:
         self._is_absent = isinstance(exc, DriverUnavailable) and exc.absent
         if reason != self._error:
             if self._is_absent and not self._expects_gpus():
-                log.info("no GPU is expected to answer here: %s", reason)
+                log.info("the exporter expects no GPU on this host, so it needs no driver: %s", reason)
             else:
                 log.warning("no GPU data: %s", reason, exc_info=not known)
         self._error = reason
@@ -221,6 +226,6 @@ def warn_of_persistence(off: int) -> tuple[str, ...]:
     if not off:
         return ()
     return (
-        f"persistence mode is off on {off} GPU{'s' if off > 1 else ''}: each command that opens them waits "
-        "seconds for their start, and their counters restart at 0; run nvidia-persistenced",
+        f"persistence mode is off on {off} GPU{'s' if off > 1 else ''}: each program that opens them waits seconds, "
+        "and their counters restart at 0; run nvidia-persistenced",
     )

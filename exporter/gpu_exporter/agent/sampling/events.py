@@ -33,12 +33,13 @@ class XidBook:
         self._event_at: dict[XidEvent, float] = {}  # when the driver last raised it, monotonic
 
     def watch(self, uuid: str) -> None:
-        """Records that XIDs of this GPU arrive from now on. Without XIDs, its count is then 0 instead of unknown."""
+        """Notes that the exporter receives the XIDs of this GPU from now on. If none arrives, its count is 0 instead of
+        unknown.
+        """
         with self._lock:
             self._codes.setdefault(uuid, {})
 
     def count(self, event: XidEvent, wall: float, monotonic: float) -> None:
-        """Counts an event of the driver."""
         with self._lock:
             if self._add(event, wall):
                 self._event_at[event] = monotonic
@@ -63,7 +64,7 @@ class XidBook:
         return True
 
     def counts(self, uuid: str) -> XidCounts | None:
-        """Returns the counts of a GPU, None if its XIDs do not arrive here."""
+        """Returns the counts of a GPU, None if the exporter does not receive its XIDs."""
         with self._lock:
             codes = self._codes.get(uuid)
             if codes is None:

@@ -1,4 +1,4 @@
-"""Counts XIDs from the kernel's log for which the driver raises no event, in a separate thread."""
+"""Counts SXids, and XIDs for which the driver raises no event, from the kernel's log, in a separate thread."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.agent.collectors.xid import classify
-from gpu_exporter.agent.devices.kmsg import KernelLog, Report, XidLine
+from gpu_exporter.agent.devices.kmsg import KernelLog, Report, SwitchReport, XidLine
 from gpu_exporter.agent.devices.protocol import XidEvent
 from gpu_exporter.agent.sampling.activity.repeats import Repeats
 from gpu_exporter.agent.sampling.events import XidBook
+from gpu_exporter.agent.sampling.switches import SxidBook
 from gpu_exporter.agent.sampling.worker import Worker
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.readings import CollectorOutcome
@@ -40,7 +41,10 @@ class _WaitingReport(NamedTuple):
 
 
 class KernelLogLoop(Worker):
-    """Reads XIDs from the kernel's log. Counts an XID if the driver raises no event for it within SAME_S."""
+    """Reads the kernel's log. Counts an XID if the driver raises no event for it within SAME_S.
+
+    `switches`: the SXids, which have no event.
+    """
 
     def __init__(
         self,
@@ -61,12 +65,13 @@ class KernelLogLoop(Worker):
         self.outcome: CollectorOutcome | None = None
         self._path = path
         self._book = book
+        self.switches = SxidBook()
         self._list_gpus = list_gpus
         self._clock = clock
         self._changed = changed
         self._waiting: deque[_WaitingReport] = deque()
         self._strangers: set[str] = set()
-        self._repeats: Repeats[XidEvent | None] = Repeats(clock)  # None: overwritten records
+        self._repeats: Repeats[XidEvent | SwitchReport | None] = Repeats(clock)  # None: overwritten records
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -99,7 +104,12 @@ class KernelLogLoop(Worker):
         self.outcome = CollectorOutcome(NAME, True, now - begin)
         if batch.lost:
             self._warn(None)
-        self._waiting += [_WaitingReport(report, now, wall) for report in batch.reports]
+        for report in batch.reports:
+            if isinstance(report, Report):
+                self._waiting.append(_WaitingReport(report, now, wall))
+            elif self.switches.count(report, wall, now):
+                self._warn(report)
+                self._changed()
         self._note(batch.probes)
         self._count_due(now)
         for repeated, times in self._repeats.take_due():
@@ -142,21 +152,27 @@ class KernelLogLoop(Worker):
             return True
         return any(other.report.line == line and other.monotonic - entry.monotonic <= SAME_S for other in self._waiting)
 
-    def _warn(self, subject: XidEvent | None) -> None:
+    def _warn(self, subject: XidEvent | SwitchReport | None) -> None:
         if self._repeats.is_due(subject):
             log.warning("%s", self._describe(subject))
 
-    def _describe(self, subject: XidEvent | None) -> str:
+    def _describe(self, subject: XidEvent | SwitchReport | None) -> str:
         if subject is None:
-            return f"{self._path}: records were overwritten before they were read; XIDs in them are missed"
+            return (
+                f"{self._path}: the kernel overwrote records before the exporter read them; the XIDs in them are "
+                "not counted"
+            )
+        if isinstance(subject, SwitchReport):
+            severity = {"nonfatal": "not fatal", "unknown": "severity unknown"}.get(subject.severity, subject.severity)
+            return f"NVSwitch {subject.address}: SXid {subject.sxid} ({severity}), reported by the kernel's log"
         kind = classify(subject.xid, subject.severity)
         return f"gpu {subject.uuid}: XID {subject.xid} ({kind}), reported by the kernel's log"
 
     def _fail(self, exc: OSError, begin: float) -> None:
         if self.outcome is None or self.outcome.success:
             log.warning(
-                "cannot read %s as uid %d: %s; XIDs without an NVML event are not counted; grant CAP_SYSLOG (in a "
-                "container: run it privileged, with the device) or omit --collector.xid.kmsg",
+                "cannot read %s as uid %d: %s; XIDs without an NVML event are not counted; grant CAP_SYSLOG "
+                "(container: privileged, with the device), or omit --collector.xid.kmsg",
                 self._path,
                 os.getuid(),
                 exc.strerror,

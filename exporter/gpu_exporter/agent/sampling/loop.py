@@ -1,8 +1,8 @@
 """Samples the GPUs with one daemon thread for each GPU. Each thread has its own deadline.
 
-A thread that hangs in the driver is reported as hung, and is never replaced: a new thread would hang too, and threads
-would accumulate. The exporter then stops publishing the values of this GPU. Other GPUs are not affected. The thread
-also finds its GPU, so that a GPU that hangs or fails at its start delays no other GPU.
+A thread that hangs in the driver is reported as hung, and its GPU's values are no longer published. It is never
+replaced, because a new thread would hang too. Other GPUs are not affected. The thread also finds its GPU, so that a GPU
+that hangs at its start delays no other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gpu_exporter.agent.devices.errors import DeviceError, DriverChanged
+from gpu_exporter.agent.devices.errors import DeviceError, DriverChanged, NoPermission
 from gpu_exporter.agent.devices.protocol import Device
 from gpu_exporter.agent.sampling.reader import GPM_WINDOW_S
 from gpu_exporter.agent.sampling.sampler import DeviceSampler
@@ -40,7 +40,7 @@ class LoopEvents(NamedTuple):
 class DeviceLoop(Worker):
     """Samples the GPU at one position of the driver's list until stopped, and delivers each snapshot.
 
-    `interval_s`: seconds between two cycles; the sampler may allow more.
+    `interval_s`: the least seconds between two cycles. The sampler may choose a longer interval while it loses no data.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class DeviceLoop(Worker):
         self.latest: DeviceSnapshot | None = None
         self.attempted = False  # a first cycle has ended, with or without success
         self.find_error = ""
+        self.is_denied = False  # the driver refuses this GPU for lack of permission
         self._find = find
         self._make_sampler = make_sampler
         self._clock = clock
@@ -70,12 +71,17 @@ class DeviceLoop(Worker):
         self._due = 0.0
         self._renew_at = 0.0
         self._was_slow = False  # the last cycle ended, but after its deadline
+        self._finds_again = False
         self.renewals = 0  # how often the device was found again after a loss
 
     @property
     def interval_s(self) -> float:
-        """The present seconds between two cycles, as the sampler allows."""
+        """The present seconds between two cycles, which the sampler chooses."""
         return self.sampler.interval_s if self.sampler is not None else self._interval_s
+
+    def find_again(self) -> None:
+        """Lets the next cycle find the device again, because its name has changed. Called from another thread."""
+        self._finds_again = True
 
     def is_hung(self) -> bool:
         """Returns whether a cycle has exceeded its deadline, and no later cycle has ended in time."""
@@ -102,18 +108,24 @@ class DeviceLoop(Worker):
 
     def _cycle(self) -> float:
         """Finds the device if it is not known yet, and samples it once. Returns the seconds until the next cycle."""
+        if self._finds_again:
+            self.sampler, self._finds_again = None, False
         if self.sampler is None:
             try:
                 self.sampler = self._make_sampler(self._find(self.position))
             except DriverChanged:
                 raise
             except DeviceError as exc:
+                self.is_denied = isinstance(exc, NoPermission)
                 if self.find_error != str(exc):
                     self.find_error = str(exc)
-                    text = "gpu %d: %s; the exporter retries this GPU every %g s; the other GPUs are not affected"
-                    log.error(text, self.position, exc, FIND_RETRY_S)
+                    if self.is_denied:
+                        log.info("gpu %d: %s; no permission to use this GPU, so it is not counted", self.position, exc)
+                    else:
+                        text = "gpu %d: %s; the exporter retries this GPU every %g s; the other GPUs are not affected"
+                        log.error(text, self.position, exc, FIND_RETRY_S)
                 return FIND_RETRY_S
-            self.find_error = ""
+            self.find_error, self.is_denied = "", False
         snapshot = self.sampler.sample()
         if not snapshot.up:
             self._renew(self.sampler.device)

@@ -1,7 +1,7 @@
 """Manages the GPUs of this node: keeps the driver open, and runs one loop for each GPU and one for events.
 
-It keeps working through every fault: no driver yet, a GPU that is lost or hangs, a GPU that left the list or was given
-to a virtual machine, a driver that was released on request or replaced while in use.
+The manager continues during every fault: no driver yet, a GPU that is lost or hangs, a GPU that left the list or was
+given to a virtual machine, a driver that was released on request or replaced while in use.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from gpu_exporter.agent.collectors.contract import Collector, Totals
 from gpu_exporter.agent.collectors.xid import XID
-from gpu_exporter.agent.devices.errors import DeviceError
+from gpu_exporter.agent.devices.errors import NOT_UNIQUE, DeviceError
 from gpu_exporter.agent.devices.protocol import Backend, Device, EventWatch
 from gpu_exporter.agent.sampling.activity.witnesses import ActivityRules
-from gpu_exporter.agent.sampling.driver import Driver, DriverState, DriverView, Position
+from gpu_exporter.agent.sampling.driver import ALL_DENIED, Driver, DriverState, DriverView, Position
 from gpu_exporter.agent.sampling.events import LATE_S, EventLoop, NoGpuAnswers, XidBook
 from gpu_exporter.agent.sampling.loop import DeviceLoop, LoopEvents
 from gpu_exporter.agent.sampling.sampler import DeviceSampler
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 SOON_S = 0.1
 CHECK_S = 5.0  # how often to check for an absent driver, new GPUs and the bus
 RELEASE_S = 1.5  # how long all loops together may take to end, so that the driver is free within two seconds
-STILL_HANGS = "a call from before the driver was released still hangs in it"
+STILL_HANGS = "a call to the driver hangs since before its release"
 EVENTS_END_S = 0.4  # a little longer than the events' loop waits inside one driver call
 
 
@@ -67,8 +67,14 @@ class DeviceInventory(Protocol):
     def look_at_bus(self) -> None:
         """Reads the bus again."""
 
-    def note(self, up: Iterable[DeviceIdentity], now: float) -> None:
-        """Records that these GPUs answer at `now` (monotonic seconds). Raises OSError if the list cannot be saved."""
+    def note(self, up: Iterable[DeviceIdentity], now: float, links: Mapping[str, int]) -> None:
+        """Records that these GPUs answer at `now` (monotonic seconds). Raises OSError if the list cannot be saved.
+
+        `links`: by UUID, the number of NVLinks that are up.
+        """
+
+    def has_twin(self, uuid: str) -> bool:
+        """Returns whether several GPUs have reported this UUID here."""
 
     def remember(self, uuid: str) -> None:
         """Records that this GPU answers, even if an administrator had removed it from the list."""
@@ -111,6 +117,9 @@ class DeviceManager:
         self._bus_seen = -math.inf
         self._warned: set[str] = set()
         self._persistence: dict[str, bool] = {}
+        self._found: dict[int, tuple[str, bool]] = {}  # by position, the driver's UUID, and whether others have it too
+        self._twins: set[str] = set()  # UUIDs that several GPUs report
+        self._finding = threading.Lock()
         self._lock = threading.RLock()  # held while opening, closing, starting and stopping; never while sampling
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -136,7 +145,9 @@ class DeviceManager:
         if clean:
             log.info("the driver was released within %.1f s", time.monotonic() - begin)
         else:
-            log.error("the driver is not released yet, since a call hangs in it; it is released when the call ends")
+            log.error(
+                "the driver is not released yet, because a call hangs in it; the release follows when the call ends"
+            )
         return clean
 
     def take(self) -> None:
@@ -162,6 +173,7 @@ class DeviceManager:
             worker.ask_to_stop()
         self._stuck += [worker for worker in workers if not worker.join(deadline - time.monotonic())]
         loops, self._loops = self._loops, {}
+        self._found.clear()
         self._events, self._events_for = None, frozenset()
         for position, loop in loops.items():
             if loop.sampler is not None:
@@ -186,7 +198,7 @@ class DeviceManager:
                 try:
                     self._look()
                 except NoThread as exc:
-                    self._warn_once(f"a GPU or its events are not watched: {exc}")
+                    self._warn_once(f"the exporter does not watch a GPU or its XIDs: {exc}")
             self._driver.asked.set()
             self.progress.set()
             # The first GPUs are found within milliseconds: check for them soon, then every CHECK_S.
@@ -220,7 +232,7 @@ class DeviceManager:
     def _start_loop(self, position: int) -> None:
         loop = DeviceLoop(
             position,
-            self._backend.find,
+            self._find,
             self._make_sampler,
             self._clock,
             self._rules.interval_s,
@@ -230,6 +242,34 @@ class DeviceManager:
         )
         loop.start()
         self._loops[position] = loop
+
+    def _find(self, position: int) -> Device:
+        """Finds the device at a position, in its own thread. If other GPUs report the same UUID, all get other names.
+
+        The list of expected GPUs keeps the name, so that a GPU whose twin is lost keeps its hours after a restart.
+        """
+        device = self._backend.find(position)
+        uuid = device.identity.uuid
+        with self._finding:
+            others = {each for each, (found, _) in self._found.items() if found == uuid} - {position}
+            is_twin = bool(others) or self._inventory.has_twin(uuid)
+            self._found[position] = uuid, is_twin
+            if not is_twin:
+                return device
+            for other in others:
+                if not self._found[other][1] and other in self._loops:
+                    self._loops[other].find_again()
+            if uuid not in self._twins:
+                self._twins.add(uuid)
+                self._counts["nvmlDeviceGetUUID", NOT_UNIQUE] += 1
+                log.warning(
+                    "gpu %d: several GPUs of this host have reported the UUID %s, so their names contain the PCI "
+                    "address too, and their holders are unknown",
+                    position,
+                    uuid,
+                )
+        device.identity = device.identity.told_apart
+        return device
 
     def _make_sampler(self, device: Device) -> DeviceSampler:
         """Creates the sampler of a device. Runs in the device's own thread."""
@@ -297,8 +337,9 @@ class DeviceManager:
             return
         latest = [loop.latest for loop in self._loops.values()]
         try:
-            up = [snapshot.identity for snapshot in latest if snapshot is not None and snapshot.up]
-            self._inventory.note(up, self._clock.monotonic())
+            up = [snapshot for snapshot in latest if snapshot is not None and snapshot.up]
+            links = {each.identity.uuid: int(each.facts.nvlinks or 0) for each in up}
+            self._inventory.note([each.identity for each in up], self._clock.monotonic(), links)
         except OSError as exc:
             self._warn_once(f"the list of expected GPUs is not saved: {exc}")
 
@@ -328,7 +369,12 @@ class DeviceManager:
         hung = [loop.is_hung() for loop in list(self._loops.values())]
         if hung and all(hung) and not self._driver.is_silent:
             return "every GPU's driver call hangs"
-        return self._driver.error
+        return self._driver.error or (ALL_DENIED if self._is_denied() else "")
+
+    def _is_denied(self) -> bool:
+        """Returns whether the driver lists GPUs, and this process may use none of them."""
+        loops = list(self._loops.values())
+        return bool(loops) and all(loop.is_denied for loop in loops)
 
     def sample_interval_s(self) -> float:
         """Returns the longest present interval between two cycles of a GPU, in seconds."""
@@ -341,7 +387,7 @@ class DeviceManager:
 
     def is_missed(self) -> bool:
         """Returns whether the driver should answer but does not (AgentStatus.driver_missed)."""
-        return self._driver.is_missed
+        return self._driver.is_missed or self._is_denied()
 
     def without_persistence(self) -> int:
         """Returns the number of GPUs with persistence mode off."""
@@ -357,7 +403,7 @@ class DeviceManager:
 
 def _observe(loop: DeviceLoop) -> Position:
     if loop.sampler is None:
-        return Position(hung=loop.is_hung(), error=loop.find_error)
+        return Position(hung=loop.is_hung(), error=loop.find_error, denied=loop.is_denied)
     snapshot = loop.latest
     identity = snapshot.identity if snapshot is not None else loop.sampler.device.identity
     return Position(identity, snapshot, loop.is_hung())

@@ -11,9 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from gpu_exporter.agent.devices.errors import DeviceError, DriverUnavailable, NotSupported
+from gpu_exporter.agent.devices.errors import (
+    NOT_UNIQUE,
+    DeviceError,
+    DriverUnavailable,
+    NoPermission,
+    NotSupported,
+)
 from gpu_exporter.agent.devices.protocol import Backend, Device
-from gpu_exporter.agent.sampling.driver import DriverView, Position
+from gpu_exporter.agent.sampling.driver import ALL_DENIED, DriverView, Position
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.readings import CollectorOutcome, DeviceSnapshot
 from gpu_exporter.common.model.units import DeviceIdentity
@@ -67,6 +73,7 @@ class Reader:
         self.snapshot: DeviceSnapshot | None = None
         self.error = ""
         self.is_hung = False
+        self.is_denied = False
         self._position, self._backend, self._enabled = position, backend, enabled
         self._clock, self._make_sampler = clock, make_sampler
         self._thread = threading.Thread(target=self._read, name=f"gpu-{position}", daemon=True)
@@ -77,6 +84,14 @@ class Reader:
         self._thread.join(max(0.0, deadline - self._clock.monotonic()))
         self.is_hung = self._thread.is_alive()
         return not self.is_hung
+
+    def tell_apart(self) -> None:
+        """Renames the GPU, because another GPU of the host reports the same UUID."""
+        assert self.identity is not None
+        self.errors["nvmlDeviceGetUUID", NOT_UNIQUE] += 1
+        identity = self.identity = self.identity.told_apart
+        if self.snapshot is not None:
+            self.snapshot = self.snapshot.rename(identity)
 
     def _read(self) -> None:
         try:
@@ -93,6 +108,7 @@ class Reader:
             if self.snapshot is None:
                 self.errors[exc.call, exc.error] += 1
                 self.error = str(exc)
+                self.is_denied = self.identity is None and isinstance(exc, NoPermission)
         except Exception as exc:  # a bug in the exporter costs only this GPU, and is reported
             log.exception("gpu %d could not be read", self._position)
             self.error = describe_bug(exc)
@@ -141,11 +157,18 @@ class Readers:
         if self._bug is not None:
             raise self._bug
 
-    def wait(self) -> bool:
-        """Waits until every GPU was read. Returns False if a GPU hangs. Raises DriverUnavailable if no GPU answers in
+    def wait(self, has_twin: Callable[[str], bool] = lambda uuid: False) -> bool:
+        """Waits until every GPU was read. `has_twin`: takes a UUID, and returns whether several GPUs have reported it.
+
+        Returns False if a GPU hangs. Raises DriverUnavailable if no GPU answers in
         time.
         """
         ended = [reader.join(self.deadline) for reader in self.each]
+        uuids = Counter(reader.identity.uuid for reader in self.each if reader.identity is not None)
+        for reader in self.each:
+            uuid = reader.identity.uuid if reader.identity is not None else ""
+            if uuid and (uuids[uuid] > 1 or has_twin(uuid)):
+                reader.tell_apart()
         if not all(ended) and not any(position.answers for position in self.observe().positions.values()):
             raise self._late()
         return all(ended)
@@ -159,12 +182,16 @@ class Readers:
 
     def observe(self) -> DriverView:
         """Returns the results so far."""
-        found = (Position(reader.identity, reader.snapshot, reader.is_hung, reader.error) for reader in self.each)
-        return DriverView(dict(enumerate(found)), "" if self.fault is None else str(self.fault))
+        found = (Position(each.identity, each.snapshot, each.is_hung, each.error, each.is_denied) for each in self.each)
+        error = str(self.fault) if self.fault is not None else ALL_DENIED if self._is_denied() else ""
+        return DriverView(dict(enumerate(found)), error)
+
+    def _is_denied(self) -> bool:
+        return bool(self.each) and all(reader.is_denied for reader in self.each)
 
     def is_missed(self) -> bool:
         """Returns whether the driver should answer but does not (AgentStatus.driver_missed)."""
-        return self.fault is not None and not self.fault.absent
+        return (self.fault is not None and not self.fault.absent) or self._is_denied()
 
     def sample_interval_s(self) -> float:
         return self._interval_s

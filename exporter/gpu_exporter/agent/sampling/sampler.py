@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gpu_exporter.agent.collectors.contract import Collector, Cycle, InstanceCycle, Totals
 from gpu_exporter.agent.collectors.facts import take_facts
-from gpu_exporter.agent.devices.errors import DENIED, DeviceLost
+from gpu_exporter.agent.devices.errors import DENIED, NOT_READY, DeviceLost
 from gpu_exporter.agent.devices.protocol import Device
 from gpu_exporter.agent.sampling.activity.effort import EffortReader
 from gpu_exporter.agent.sampling.activity.power_trust import PowerTrust
@@ -27,6 +27,19 @@ from gpu_exporter.common.model.readings import (
     ProcessPeriod,
 )
 from gpu_exporter.common.model.units import UnitId
+
+# A GPU that is ready answers these calls. NVML_ERROR_NOT_READY of another call, e.g. of a video engine, says less.
+READY_CALLS = frozenset(
+    (
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetTotalEnergyConsumption",
+        "nvmlDeviceGetTemperature",
+        "nvmlDeviceGetTemperatureV",
+        "nvmlDeviceGetClockInfo",
+    )
+)
 
 
 class _Kept(NamedTuple):
@@ -77,7 +90,7 @@ class DeviceSampler:
         """Runs every collector that is due. The snapshot of a lost GPU has `up` false and no data. Raises
         DriverChanged.
         """
-        begin, answers = self._clock.monotonic(), self.device.answers
+        begin, answers, mode = self._clock.monotonic(), self.device.answers, self.device.identity.mig_mode
         cycle = Cycle(self.device, self._activity.samples_since, self._clock.monotonic, self._totals, begin)
         outcomes: list[CollectorOutcome] = []
         try:
@@ -95,7 +108,9 @@ class DeviceSampler:
         elif failure := self._first_failure(cycle):
             # No call was answered: the GPU is down.
             self.error_counts.update(cycle.errors)
-            return self._down(f"no call is answered, the first was {failure}")
+            return self._down(f"the driver answers no call; the first error: {failure}")
+        if self.device.identity.mig_mode != mode:
+            self._kept.clear()  # values of the other mode
         monotonic, wall = self._clock.monotonic(), self._clock.wall()
         # In a cycle that took too long, the witnesses were read at different times.
         cycle.witness_missing |= monotonic - begin > self._rules.interval_s
@@ -125,6 +140,7 @@ class DeviceSampler:
             effort=effort,
             contradiction=contradiction,
             note=self._power.note,
+            not_ready=next((call for call, error in cycle.errors if error == NOT_READY and call in READY_CALLS), ""),
         )
 
     def _first_failure(self, cycle: Cycle) -> str:

@@ -44,7 +44,7 @@ class Tap:
             while not self._stop.wait(self._interval_s):
                 sampler.sample()
         except DeviceError as exc:  # the error is recorded, and no further answers will come
-            log.warning("gpu %d: %s; the recording gets no further samples of this GPU", self._position, exc)
+            log.warning("gpu %d: %s; the recording continues without this GPU", self._position, exc)
         finally:
             self.tried.set()
 

@@ -13,6 +13,7 @@ from gpu_exporter.agent.attribution.slurm.parse import (
     Job,
     JobGpus,
     NodeRecord,
+    close_node,
     divide_gpus,
     parse_node,
     read_node,
@@ -69,6 +70,7 @@ def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
         for row in answer["nodes"]:
             try:
                 record = read_node(row["gres"], row["gres_used"], need_real(row["slurmd_start_time"] or 0) or None)
+                record = close_node(record, _list_states(row), _word(row.get("reason")))
                 if record.configured:
                     nodes[str(row["name"])] = record
             except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
@@ -79,6 +81,12 @@ def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
     if problem and not nodes:
         raise SourceError(f"cannot parse slurmrestd's nodes: {problem}")
     return nodes, cluster
+
+
+def _list_states(row: dict[str, Any]) -> str:
+    """Returns the words of a node's state. Slurm 22.05 has them in two fields, later versions in one list."""
+    words = [row.get("state"), *(row.get("state_flags") or ())]
+    return "+".join(str(word) for each in words for word in (each if isinstance(each, list) else [each]))
 
 
 def find_cluster(text: str) -> str:
@@ -120,7 +128,7 @@ def _read_job(row: dict[str, Any]) -> ClusterJob | None:
         array_task_id=str(_number(task)) if array and task is not None else "",
         het_job_id=str(leader) if leader else "",
         het_job_offset=str(_number(row.get("het_job_offset"))) if leader else "",
-        uid=str(_number(row.get("user_id"))),
+        uid="" if row.get("user_id") is None else str(need_whole(row["user_id"])),
     )
     return ClusterJob(job, divide_gpus(row["nodes"], row["gres_detail"]))
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from gpu_exporter.agent.attribution.slurm.collected import NODE_NAME
-from gpu_exporter.agent.attribution.slurm.controller import CONFIG_EACH_S
 from gpu_exporter.agent.attribution.slurm.parse import Job, JobGpus, NodeRecord, SlurmConfig
 from gpu_exporter.agent.attribution.slurm.picture import Picture, render_picture
 from gpu_exporter.agent.attribution.source import SourceError
@@ -30,22 +28,20 @@ class Slurmctld(Protocol):
         """Returns every node that has GPUs, by name."""
 
     def read_jobs(self) -> list[ClusterJob]:
-        """Returns every running job, in any running state."""
+        """Returns every job that runs, or is configured, stopped or suspended while it has its nodes."""
 
     def read_config(self) -> SlurmConfig:
         """Returns the configuration. Call it after the other two."""
 
 
 class SlurmCollector:
-    """Reads the cluster's configuration once an hour, and its nodes and jobs in every round."""
+    """Reads the cluster's nodes, jobs and configuration in every round."""
 
     def __init__(self, slurmctld: Slurmctld, clock: Clock, each_s: float) -> None:
         """`each_s`: seconds between two rounds; every answer contains it."""
         self._slurmctld = slurmctld
         self._clock = clock
         self._each_s = each_s
-        self._config: SlurmConfig | None = None
-        self._config_at = -math.inf
 
     def collect(self) -> dict[str, Picture]:
         """Asks slurmctld. Returns the picture of each node that has GPUs, by node name. Raises SourceError."""
@@ -59,14 +55,8 @@ class SlurmCollector:
                 jobs[node][job.job_id] = (job, gpus)
                 if job.start is not None and job.start > asked - BETWEEN_S:
                     nodes[node] = _with(nodes[node], gpus)
-        config = self._read_config()
+        config = self._slurmctld.read_config()  # in each round, because PrivateData counts at once
         return {name: Picture(asked, self._each_s, config, node, jobs[name]) for name, node in nodes.items()}
-
-    def _read_config(self) -> SlurmConfig:
-        now = self._clock.monotonic()
-        if self._config is None or not self._config.cluster or now - self._config_at >= CONFIG_EACH_S:
-            self._config, self._config_at = self._slurmctld.read_config(), now
-        return self._config
 
 
 def _with(node: NodeRecord, gpus: JobGpus) -> NodeRecord:
@@ -77,15 +67,14 @@ def _with(node: NodeRecord, gpus: JobGpus) -> NodeRecord:
 
 
 def write_answers(answers: Mapping[str, str], directory: Path, mode: int) -> None:
-    """Writes NODE.json for each node. Raises OSError, also if all users may write to `directory`."""
+    """Writes NODE.json for each node. Raises OSError, also if all users can write to `directory`."""
     for name, text in answers.items():
         write_atomically(directory / f"{name}.json", text.encode(), mode)
 
 
 WITHHELD = (
-    "PrivateData hides jobs or users, but the port requires no password or client certificate: set basic_auth_users, "
-    "or client_auth_type "
-    "RequireAndVerifyClientCert, with --web.config.file, or omit --web.listen-address"
+    "slurm.conf hides jobs or users (PrivateData), but this port is open: set basic_auth_users or client_auth_type "
+    "in --web.config.file, or omit --web.listen-address"
 )
 
 
@@ -96,7 +85,7 @@ class CollectorRun:
     """
 
     def __init__(self, collector: SlurmCollector, directory: Path | None, clock: Clock) -> None:
-        """`directory`: where to write NODE.json for each node; None if the answers are served only over HTTP."""
+        """`directory`: the directory for the files NODE.json; None if the answers are served only over HTTP."""
         self.is_open: Callable[[], bool] = lambda: False
         """Returns whether every client may read the port now. The web configuration file may change this. An open port
         serves no answer while PrivateData hides jobs or users.
@@ -108,6 +97,7 @@ class CollectorRun:
         self._clock = clock
         self._problem: str | None = None
         self.last_success_wall: float | None = None
+        """End of the last round that gave an answer to at least one node (Unix seconds)."""
         self.rounds = 0
         self.failures = 0
 
@@ -131,11 +121,14 @@ class CollectorRun:
             self._answers = {name: render_picture(picture) for name, picture in pictures.items()}
             if self._directory is not None:
                 write_answers(self._answers, self._directory, PRIVATE if self._is_private else READABLE)
-            self.last_success_wall = self._clock.wall()
+            if not self._answers:
+                raise SourceError("no node has GPUs in slurm.conf (Gres=)")
+            if self._directory is not None or not self.is_withheld:
+                self.last_success_wall = self._clock.wall()
             if self.is_withheld:
-                raise SourceError(f"the port serves no answer: {WITHHELD}")
+                raise SourceError(f"no node gets an answer over HTTP: {WITHHELD}")
         except (SourceError, OSError) as exc:
-            problem = str(exc) if self.is_withheld else f"no new answers for the nodes: {exc}"
+            problem = str(exc) if self.is_withheld else f"the nodes get no new answers: {exc}"
         self.rounds += 1
         self.failures += bool(problem)
         if problem and problem != self._problem:

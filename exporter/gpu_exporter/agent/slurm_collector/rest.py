@@ -1,8 +1,7 @@
 """Queries slurmctld through slurmrestd, for a collector without Slurm's commands, e.g. in a container.
 
-slurmrestd serves one API version for each of several releases, under /slurm/v0.0.N. It requires a JSON Web Token
-(`scontrol token`). The claim `sun` of the token is the user. slurmrestd does not report PrivateData, so the exporter
-assumes that PrivateData is set.
+slurmrestd serves the API versions of several releases, under /slurm/v0.0.N. It requires a JSON Web Token (`scontrol
+token`), whose claim `sun` is the user. It does not report PrivateData, so the exporter assumes that PrivateData is set.
 """
 
 from __future__ import annotations

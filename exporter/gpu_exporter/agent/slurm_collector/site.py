@@ -23,7 +23,7 @@ class CollectorSite:
     """
 
     def __init__(self, run: CollectorRun, host: Site | None = None, own: OwnMetrics | None = None) -> None:
-        """`host`: the site of the process that the collector runs in; it answers all other requests.
+        """`host`: the site of the process in which the collector runs; this site answers all other requests.
 
         `own`: the metrics of the process, if it runs only the collector.
         """
@@ -50,7 +50,11 @@ class CollectorSite:
             return Reply(200, TEXT, b"healthy\n")
         if request.path == "/-/ready":
             is_ready = bool(self._run.last_success_wall)
-            return Reply(200, TEXT, b"ready\n") if is_ready else Reply(503, TEXT, b"Slurm has not answered yet\n")
+            return (
+                Reply(200, TEXT, b"ready\n")
+                if is_ready
+                else Reply(503, TEXT, b"no round has had an answer for a node yet\n")
+            )
         return Reply(404, TEXT, f"no such page; try /metrics or {ANSWERS}NODE\n".encode())
 
     def answer(self, request: Request) -> Reply:
@@ -60,7 +64,7 @@ class CollectorSite:
 
 
 class CollectorMetrics(Collector):
-    """Metrics of the last round. The time of the last success is absent until a round has succeeded."""
+    """Metrics of the last round. The time of the last success is absent until a round had an answer for a node."""
 
     def __init__(self, run: CollectorRun) -> None:
         self._run = run
@@ -68,13 +72,16 @@ class CollectorMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         name = "gpu_slurm_collector"
         success = GaugeMetricFamily(
-            f"{name}_last_success_timestamp_seconds", "End of the last round in which Slurm answered."
+            f"{name}_last_success_timestamp_seconds",
+            "Unix time of the end of the last round that had an answer for a node.",
         )
         if self._run.last_success_wall is not None:
             success.add_metric([], self._run.last_success_wall)
         yield success
-        yield GaugeMetricFamily(f"{name}_nodes", "Nodes with GPUs that have an answer.", value=len(self._run.answers))
-        rounds = CounterMetricFamily(f"{name}_rounds", "Rounds, by their result.", labels=["result"])
+        yield GaugeMetricFamily(
+            f"{name}_nodes", "Nodes with GPUs for which the collector has data.", value=len(self._run.answers)
+        )
+        rounds = CounterMetricFamily(f"{name}_rounds", "Rounds of requests to Slurm, by result.", labels=["result"])
         rounds.add_metric(["success"], self._run.rounds - self._run.failures)
         rounds.add_metric(["error"], self._run.failures)
         yield rounds

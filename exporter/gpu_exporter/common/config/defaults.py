@@ -12,34 +12,34 @@ class Sampling(NamedTuple):
     """Keys of the section `sampling`."""
 
     interval: float = 1.0
-    """seconds; NVML utilization covers 1/6 to 1 s (nvmlUtilization_t), a longer interval loses time; min. 200ms"""
+    """seconds; NVML utilization covers 1/6 to 1 s (nvmlUtilization_t), a longer interval misses time; at least 200ms"""
     interval_max: float = 5.0
-    """seconds; ... while the driver buffers all samples in between: rings of some 16 s, sums of the rest"""
+    """seconds; longest interval, used if the driver buffers all samples in between: rings of some 16 s, or sums"""
     deadline: float = 2.0
-    """seconds; a device cycle that takes longer is counted as hung; healthy cycles take milliseconds"""
+    """seconds; a device cycle that takes longer counts as hung; healthy cycles take milliseconds"""
     withhold_after_intervals: int = 3
-    """device families older than this many intervals are not published"""
+    """metric families of a device that are older than this many intervals are not published"""
     withhold_min: float = 15.0
-    """seconds; ... but never before this age: one common scrape interval"""
+    """seconds; metric families of a device are published at least up to this age: one common scrape interval"""
 
 
 class Attribution(NamedTuple):
     """Keys of the section `attribution`."""
 
     interval: float = 5.0
-    """seconds; between polls of the kubelet and of Slurm's steps; the kubelet allows 100 requests a second in total"""
+    """seconds; time between polls of the kubelet and of Slurm's steps; the kubelet allows 100 requests/s in total"""
     slurm_interval: float = 60.0
-    """seconds; between two slurmctld requests of a node, except for jobs that start or end; spread by up to half"""
+    """seconds; time between two slurmctld requests of a node, unless a job starts or ends; spread by up to half"""
     slurm_pods: str = ""
     """pods that run slurmd, as NAMESPACE/POD with * and ?: they are Slurm nodes, not holders; e.g. slurm/*-worker-*"""
     timeout: float = 5.0
-    """seconds; for one poll of one source"""
+    """seconds; time limit for one poll of one source"""
     keep_last: float = 300.0
     """seconds; how long the last known mapping is kept while a source does not answer"""
     stale_after_polls: int = 3
-    """a mapping older than this many polls still labels series, but charges no holder"""
+    """a mapping older than this many polls still labels series, but no longer counts time for a holder"""
     empty_confirm: float = 5.0
-    """seconds; an empty answer of the kubelet after a full one must be confirmed by a second one this much later"""
+    """seconds; an empty answer of the kubelet after a full one counts only if it is repeated this much later"""
 
 
 class IdentityDefaults(NamedTuple):
@@ -55,13 +55,13 @@ class LedgerDefaults(NamedTuple):
     gap_intervals: int = 3
     """a gap longer than this many sampling intervals is unknown time"""
     low_ratio: float = 0.1
-    """p5 of SageMaker Debugger's LowGPUUtilization rule"""
+    """utilization below this is low: p5 in SageMaker Debugger's LowGPUUtilization rule"""
     high_ratio: float = 0.7
-    """p95 of the same rule"""
+    """utilization above this is high: p95 in the same rule"""
     idle_run_unknown_reset: float = 60.0
     """seconds; more unknown time than this without a break ends an idle run"""
     idle_run_unknown_max_ratio: float = 0.1
-    """... and so does a larger total share of unknown time than this; matches coverage_min of a decision"""
+    """a larger total share of unknown time ends an idle run too; 1 minus policy.coverage_min"""
     power_floor_max_ratio: float = 0.3
     """the learned idle power never exceeds this share of the limit (V100 context: 0.27)"""
     power_active_step: float = 0.25
@@ -69,7 +69,7 @@ class LedgerDefaults(NamedTuple):
     gpm_idle_max_ratio: float = 0.001
     """GPM activity up to this ratio is not work: a context at rest has 0.00006 of graphics on an H200"""
     gpm_sm_idle_max_ratio: float = 1e-07
-    """... and of the SMs: exactly 0 at rest; a kernel of 25 us on all SMs of an H200 has 0.00002"""
+    """SM activity up to this ratio is not work: 0 at rest; a kernel of 25 us on all SMs of an H200 has 0.00002"""
     pcie_idle_max_bytes_per_second: int = 10000000
     """traffic of a GPU at rest, including monitoring: 2 to 7 MB/s on an H200 that is read every second"""
     nvlink_idle_max_bytes_per_second: int = 1000000
@@ -97,61 +97,61 @@ class Diagnosis(NamedTuple):
     low_mean: float = 0.5
     """a mean utilization at or below this is low (ICSE'24 study of underused jobs)"""
     throttled_share: float = 0.1
-    """share of the window in thermal, brake or slowdown throttling"""
+    """share of the window in thermal, brake or slowdown throttling from which the state is throttled"""
     without: str = ""
-    """causes that are not looked for, and stalls, for all of them: e.g. interactive, stalls"""
+    """causes that the exporter does not look for, e.g. interactive; stalls disables all detection of stalls"""
 
 
 class Stalls(NamedTuple):
     """Keys of the section `stalls`."""
 
     after: float = 900.0
-    """seconds; a spin of this length is a stall; torch's own NCCL timeout is 10 min, so it ends first ..."""
+    """seconds; a run without progress of this length is a stall; longer than torch's own NCCL timeout of 10 min"""
     proven_after: float = 300.0
-    """seconds; ... or of this length, if a member is proven to be unable to go on; flat power needs 5 min ..."""
+    """seconds; length of such a run if a gang member provably cannot continue; flat power takes 5 min to prove"""
     waits_min: int = 3
-    """... or after so many waits that ended by themselves (verifiers#182: 25 min in each round) ..."""
+    """after this number of waits that ended by themselves, a stall must last longer (verifiers#182: waits of 25 min)"""
     wait_factor: int = 3
-    """... this many times the longest of the last 20; rounds of rollouts grow, hardly threefold ..."""
+    """a stall must then last this many times the longest of the last 20 waits; rollouts hardly grow threefold"""
     wait_max: float = 43200.0
-    """seconds; ... but never later than this"""
+    """seconds; upper limit of the length that waits_min and wait_factor require"""
 
 
 class Training(NamedTuple):
     """Keys of the section `training`."""
 
     files: str = "none"
-    """read: the files in which jobs describe their training (docs/torch.md); they are the jobs' claims"""
+    """read: reads the files in which jobs describe their training (docs/torch.md); they are the jobs' claims"""
 
 
 class CausesDefaults(NamedTuple):
     """Keys of the section `causes`."""
 
     files: str = "none"
-    """trace: also look at the open files and reads of processes; needs the right to trace them (CAP_SYS_PTRACE)"""
+    """trace: also reads the open files and read calls of processes; needs the right to trace them (CAP_SYS_PTRACE)"""
     steps: str = "shown"
-    """delay: a mark is delayed while a training reports steps beside idle GPUs; they are the job's claim"""
+    """delay: delays a mark while a training reports steps on idle GPUs; these steps are only the job's claim"""
     start_max: float = 1800.0
-    """seconds; a holder is starting for at most this time; as policy.startup_grace"""
+    """seconds; a holder counts as starting for at most this time; the same as policy.startup_grace"""
 
 
 class Policy(NamedTuple):
     """Keys of the section `policy`."""
 
     candidate_after: float = 3600.0
-    """seconds; unbroken known idle time; Princeton warns at 60 min"""
+    """seconds; unbroken known idle time after which a holder is a candidate; Princeton warns at 60 min"""
     underused_after: float = 7200.0
-    """seconds; unbroken known idle time; 18 % of idle runs of this length end within the hour (GenTD26)"""
+    """seconds; known idle time after which a holder is underused; 18 % of such runs end within the hour (GenTD26)"""
     interactive_after: float = 14400.0
-    """seconds; underused_after for notebooks and interactive jobs: people think, and go to lunch"""
+    """seconds; underused_after for notebooks and interactive jobs, because people think, and have lunch"""
     gap_max: float = 43200.0
-    """seconds; underused_after of a holder that worked again after a gap is twice that gap, but at most this"""
+    """seconds; underused_after is twice a holder's longest idle gap that ended with work, but at most this"""
     host_busy_ratio: float = 0.25
     """a holder that uses more of its CPUs than this (mean of 10 min) works, even if its GPUs do not"""
     host_busy_io: int = 20000000
-    """... and so does a holder that moves more bytes per second than this to and from disks"""
+    """a holder that moves more bytes per second than this to and from disks works too"""
     host_delay_max: float = 21600.0
-    """seconds; such a holder remains a candidate until its GPUs have been idle for this long; 0s: no delay"""
+    """seconds; a holder with such work remains a candidate until its GPUs were idle for this long; 0s: no delay"""
     idle_after_max: float = 43200.0
     """seconds; an owner's gpu-exporter.io/idle-after counts up to this duration"""
     waiting_max: float = 21600.0
@@ -167,27 +167,33 @@ class Policy(NamedTuple):
     unsupported_max: float = 600.0
     """seconds; a mark without supporting evidence for this long is withdrawn"""
     sharing_below: float = 0.2
-    """a serving holder is a sharing-candidate if it is below this utilization in its busiest hour ..."""
+    """a serving holder is a sharing-candidate if even its busiest hour is below this utilization"""
     sharing_window: float = 604800.0
-    """seconds; ... of this window; a younger holder is not judged"""
+    """seconds; window that is searched for the busiest hour; a younger holder is not judged"""
     new_marks_max: int = 20
     """marks set in one cycle; withdrawals have no such limit"""
     new_marks_namespace_max: int = 10
-    """... and in one namespace"""
+    """marks set in one cycle in one namespace, or in all namespaces of one tenant"""
     new_marks_hour_max: int = 200
-    """... and in an hour: an administrator who checks hourly can undo this many by hand"""
+    """marks set in an hour: an administrator who checks hourly can undo this many by hand"""
     freeze_share: float = 0.05
-    """nothing is marked if more than this share of the GPUs held became idle within 15 min"""
+    """a burst: more than this share of the held GPUs became idle within 15 min; marks of its holders wait"""
     freeze_usual: int = 3
-    """... or more than this many times the usual share at that hour (median of 7 days)"""
-    freeze_exporters: float = 0.2
-    """... or if more than this share of the last hour's exporters is gone"""
+    """a burst as well: more than this many times the usual number at that hour (median of 7 days)"""
     freeze_max: float = 14400.0
-    """seconds; GPUs that became idle together are still marked this long after candidate_after"""
+    """seconds; longest delay after candidate_after, for the marks of holders that became idle in a burst"""
+    serving_kinds: str = ""
+    """further kinds of controllers whose pods are servers, e.g. example.com/ModelServer, Bot"""
+    serving_labels: str = ""
+    """labels that make a pod a server, e.g. example.com/role=server; anybody who makes pods can set them"""
+    tenant_label: str = ""
+    """label of a namespace that names its team or person; namespaces with one value are one tenant"""
     pause_when: str = ""
     """PromQL, e.g. probe_success{job="nfs"} == 0: while it has a result, nothing is marked"""
+    system_namespaces: str = "kube-system"
+    """no pod in these is marked, and their DaemonSets and critical pods are not counted as spared"""
     help_url: str = ""
-    """e.g. https://docs.example.org/gpu: the site's page for owners, in Events and as an annotation"""
+    """the site's page for owners, in Events and as an annotation, e.g. https://docs.example.org/gpu"""
 
 
 class Actions(NamedTuple):
@@ -200,27 +206,29 @@ class Actions(NamedTuple):
     warned_for: float = 7200.0
     """seconds; how long the owner's alert must have been in Alertmanager, with a receiver and not silenced"""
     demand: str = "needed"
-    """or ignored; needed: more GPUs of that pool have been waited for (15m) than were taken back"""
+    """needed: acts only if more GPUs of that pool are waited for (15m) than were taken back; ignored: always"""
     cycle_max: int = 2
-    """actions in one cycle"""
+    """most actions in one cycle"""
     hour_max: int = 10
-    """... and in an hour, at most 16: few enough to undo by hand"""
+    """most actions in an hour, at most 16: few enough to undo by hand"""
     beside_cpu: float = 0.05
-    """of a CPU, by cAdvisor; a pod without GPUs is at rest if it never used more in the idle time ..."""
+    """CPUs, by cAdvisor; a pod without GPUs is at rest only if it never used more in the idle time"""
     beside_io: int = 1000000
-    """... and moved no more bytes per second than this to and from disks"""
+    """a pod without GPUs is at rest only if it never moved more bytes per second to and from disks"""
+    grace_max: float = 600.0
+    """seconds; longest terminationGracePeriodSeconds (Slurm: KillWait) of a pod or job that an action ends"""
     host_work_max: float = 0.0
-    """seconds; idle time after which work beside the GPUs, known or not, no longer prevents an action; 0s: no limit"""
+    """seconds; idle time after which host activity, known or not, no longer prevents an action; 0s: no limit"""
     shadow_for: float = 1209600.0
-    """seconds; a reconciler must have run for 90 % of this time, dry or not ..."""
+    """seconds; a policy may act only if a reconciler has run for 90 % of this time, dry or not"""
     shadow_decisions: int = 50
-    """... with at least this many decisions of one policy and class, of 3 tenants, at most a fifth of one tenant ..."""
+    """required decisions of that policy and class in this time, from 3 tenants; a tenant counts for a fifth at most"""
     regret_max: float = 0.05
-    """... of which at most this share was followed by work within the hour ..."""
+    """highest share of these decisions after which the holder worked again within the hour"""
     resumed_max: float = 0.2
-    """... and at most this share of its actions was undone by the owners within a day"""
+    """highest share of the policy's actions that owners undid within a day"""
     override: str = ""
-    """why the last four conditions are waived here, and on whose authority; written to the audit log"""
+    """why the last four conditions do not apply here, and who decided that; written to the audit log"""
 
 
 class Alerts(NamedTuple):
@@ -234,24 +242,26 @@ class Alerts(NamedTuple):
     """matchers of the Slurm collector's series"""
     dcgm: str = 'job=~".*dcgm.*"'
     """matchers of dcgm-exporter's series, for alerts/rules/optional/source-dcgm.yaml"""
+    dcgm_idle_max_ratio: float = 0.001
+    """source-dcgm: engine activity up to this is noise; as in ledger.gpm_idle_max_ratio; gpu-pruner takes 0.01"""
     nvidia_smi: str = 'job=~".*nvidia.*"'
     """matchers of nvidia_gpu_exporter's series, for alerts/rules/optional/source-nvidia-smi.yaml"""
     source_window: float = 43200.0
-    """seconds; source-dcgm: longer idle runs count as this long; must be above idle_for"""
+    """seconds; source-dcgm cuts longer idle runs to this length; must be above idle_for"""
     grafana: str = ""
-    """e.g. https://grafana.example.org: alerts then link to the dashboard there"""
+    """alerts link to the dashboard at this address, e.g. https://grafana.example.org"""
     exclude: str = ""
     """e.g. namespace!="ops", account!~"class-.*": matchers of the holders that are reported"""
     interval: float = 60.0
-    """seconds; between two evaluations of the rules"""
+    """seconds; time between two evaluations of the rules"""
     owners_interval: float = 120.0
-    """seconds; ... of the owners' alerts, which cost the most and are the least urgent"""
+    """seconds; time between two evaluations of the owners' alerts, which cost the most and are the least urgent"""
     idle_for: float = 3600.0
-    """seconds; idle run that is reported to the owner; as policy.candidate_after"""
+    """seconds; idle run that is reported to the owner; the same as policy.candidate_after"""
     idle_short: float = 600.0
-    """seconds; a GPU that was busy within this time counts as used; as diagnosis.window"""
+    """seconds; a GPU that was busy within this time counts as used; the same as diagnosis.window"""
     window: float = 1800.0
-    """seconds; of coverage and utilization; longer windows add up recordings of this one"""
+    """seconds; window of coverage and utilization; longer windows add up recordings of this one"""
     wait: float = 600.0
     """seconds; `for` of alerts; below 10m Prometheus does not restore it after a restart"""
     wait_long: float = 1800.0
@@ -263,25 +273,25 @@ class Alerts(NamedTuple):
     fresh_max: float = 300.0
     """seconds; data is ignored if the last sample is older than this"""
     low_over: float = 21600.0
-    """seconds; GpuHolderLow: mean utilization over this time ..."""
+    """seconds; GpuHolderLow: time over which the mean utilization is computed"""
     low_mean: float = 0.15
-    """... below this, while no GPU of the holder is idle"""
+    """GpuHolderLow: the alert fires below this mean, if no GPU of the holder is idle"""
     throttled_share: float = 0.1
-    """share of the window that a GPU was slowed down; as diagnosis.throttled_share"""
+    """share of the window in which a GPU was slowed down; the same as diagnosis.throttled_share"""
     degraded_share: float = 0.02
-    """share of the cluster's GPUs that do not answer, above which the alert pages"""
+    """the alert pages if more than this share of the cluster's GPUs does not answer"""
     demand_pod_max: int = 8
     """GPUs; for actions, one pending pod or job counts for at most this many: one node"""
     demand_tenant_max: int = 16
-    """... and one namespace or account counts for at most this many: one tenant's queue empties no pool"""
+    """GPUs; one namespace or account counts for at most this many, so that one queue cannot empty a pool"""
     queued_share: float = 0.05
-    """share of the cluster's GPUs held idle while others wait, above which it is reported"""
+    """reported if more than this share of the cluster's GPUs is held idle while others wait"""
     team_label: str = "label_team"
     """label of kube_pod_labels with the team's name"""
     queue_label: str = "label_kueue_x_k8s_io_queue_name"
-    """... and with the queue's name; this is Kueue's"""
+    """label of kube_pod_labels with the queue's name; this is Kueue's"""
     pod_labels: str = ""
-    """up to three more of kube_pod_labels, e.g. label_project, label_cost_center"""
+    """up to three more labels of kube_pod_labels, e.g. label_project, label_cost_center"""
     resources: str = "nvidia_com_gpu(_.+)?|nvidia_com_mig_.+"
     """resources whose devices are GPUs, as kube-state-metrics writes their names"""
     pool_label: str = "label_node_pool"
@@ -307,6 +317,7 @@ class Settings(NamedTuple):
 
 DURATIONS = frozenset(
     (
+        "actions.grace_max",
         "actions.host_work_max",
         "actions.shadow_for",
         "actions.warned_for",

@@ -31,7 +31,7 @@ class Config(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The rule that `times` x the setting `low` must not exceed the setting `high`. `words`: text before `low`."""
+    """A rule: `times` x the setting `low` must not exceed `high`. `words`: text before `low` in the error."""
 
     low: str
     high: str
@@ -48,12 +48,12 @@ ORDER = (
 
 
 def load_settings(path: Path | None) -> Settings:
-    """The settings part of `load_config`."""
+    """Returns only the settings of `load_config`. Raises ConfigError."""
     return load_config(path).settings
 
 
 def load_config(path: Path | None) -> Config:
-    """The defaults, overridden by the keys of the file. Raises ConfigError."""
+    """Returns the defaults, overridden by the keys of the file. Raises ConfigError."""
     if path is None:
         return Config()
     import yaml  # slow to import, and needed only if a file is given
@@ -106,7 +106,7 @@ def load_config(path: Path | None) -> Config:
 
 
 def _check_order(settings: Settings) -> list[str]:
-    """Faults of settings that are each valid alone, but not together."""
+    """Returns the faults of settings that are valid alone, but not together."""
 
     def read(name: str) -> float:
         section, key = name.split(".")
@@ -120,7 +120,7 @@ def _check_order(settings: Settings) -> list[str]:
 
 
 def render_config(config: Config) -> str:
-    """The effective configuration, as a configuration file; values that differ from the defaults are marked."""
+    """Returns the effective configuration, as a configuration file; values that differ from the defaults are marked."""
     settings, defaults = config.settings, Settings()
     lines: list[str] = []
     for section, values in settings._asdict().items():
@@ -143,7 +143,7 @@ def render_config(config: Config) -> str:
 
 
 def render_config_json(config: Config) -> str:
-    """The effective configuration as JSON, which is a configuration file too."""
+    """Returns the effective configuration as JSON, which is a configuration file too."""
     import json
 
     found: dict[str, Any] = {

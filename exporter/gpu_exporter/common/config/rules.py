@@ -1,5 +1,5 @@
-"""The ordered `policies` of a configuration file. Each selects holders and changes keys of the section `policy` for
-them.
+"""The ordered `policies` of a configuration file. Each policy selects holders, and changes keys of the section `policy`
+for them.
 
 The first policy that matches a holder decides. A holder that matches no policy is judged by the section `policy` alone.
 """
@@ -30,7 +30,9 @@ CHANGES = (  # keys of the section `policy` that a policy may change for its hol
     "new_marks_max",
 )
 POD_LISTS = ("namespaces", "owner_kinds")
-JOB_LISTS = ("partitions", "accounts", "qos", "users")
+LIVE_LISTS = ("job_names", "reservations")
+JOB_LISTS = ("partitions", "accounts", "qos", "users", *LIVE_LISTS)
+OF_SURROUNDINGS = ("labels", "owner_kinds", "classes", *LIVE_LISTS)  # criteria that the series do not contain
 OF_PODS = (*POD_LISTS, "labels")  # criteria that only pods have
 LISTS = (*POD_LISTS, "classes", "models", *JOB_LISTS)
 
@@ -54,6 +56,8 @@ class Match(NamedTuple):
     accounts: tuple[str, ...] = ()
     qos: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
+    job_names: tuple[str, ...] = ()
+    reservations: tuple[str, ...] = ()
 
 
 class PolicyRule(NamedTuple):
@@ -68,7 +72,7 @@ class PolicyRule(NamedTuple):
     exempt: str = ""
 
     def over(self, policy: Policy) -> Policy:
-        """The given policy settings with the changes of this policy."""
+        """Returns the given policy settings with the changes of this policy."""
         changes: dict[str, Any] = dict(self.changes)
         return policy._replace(**changes)
 
@@ -99,37 +103,39 @@ def read_rules(place: str, node: Any, policy: Policy) -> tuple[PolicyRule, ...]:
 
 
 def _check_list(rules: Sequence[PolicyRule], places: Sequence[str]) -> list[str]:
-    """Faults of a policy that only the policies before it show. `places`: file and line of each policy."""
+    """Returns the faults of the whole list: too many policies, equal names, policies that no holder reaches. `places`:
+    file and line of each policy.
+    """
     faults = [f"{places[RULES_MAX]}: more than {RULES_MAX} policies"] if len(rules) > RULES_MAX else []
     names: set[str] = set()
     for rule, place in zip(rules, places, strict=True):
         if rule.name in names:
             faults.append(f"{place}: the name {rule.name} is given twice")
         if rule.name == SECTION:
-            faults.append(f"{place}: the name {SECTION} belongs to the section, which decides if no policy matches")
+            faults.append(f"{place}: the name {SECTION} is reserved: it means the section")
         names.add(rule.name)
     for (rule, _), (_, place) in pairwise(zip(rules, places, strict=True)):
         if rule.match == Match():
-            faults.append(f"{place}: is never reached, since {rule.name} before it matches all holders")
+            faults.append(f"{place}: is never reached, because {rule.name} before it matches all holders")
     return faults
 
 
 def _check_rule(rule: PolicyRule, where: str, policy: Policy) -> list[str]:
-    """Faults of keys that are valid one by one, but not together."""
+    """Returns the faults of keys that are valid alone, but not together."""
     over, faults = rule.over(policy), []
     if over.candidate_after > over.underused_after:
         first, then = (format_duration(each) for each in (over.candidate_after, over.underused_after))
         faults.append(f"{where}: candidate_after ({first}) must not be above underused_after ({then})")
     asks_pods = any(getattr(rule.match, key) for key in OF_PODS)
     if asks_pods and any(getattr(rule.match, key) for key in JOB_LISTS):
-        faults.append(f"{where}: nothing matches: {', '.join(OF_PODS)} are of pods, {', '.join(JOB_LISTS)} of jobs")
+        faults.append(f"{where}: matches nothing: pods have {', '.join(OF_PODS)}, jobs {', '.join(JOB_LISTS)}")
     if rule.exempt and (rule.changes or rule.ceiling):
         faults.append(f"{where}: exempt holders are not judged, so the other keys have no effect")
     return faults
 
 
 class _RulesReader:
-    """Reads nodes; every error becomes a fault with its line."""
+    """Reads YAML nodes. Adds a fault with its line for every error."""
 
     def __init__(self, path: str, faults: list[str]) -> None:
         self._path = path
@@ -148,7 +154,7 @@ class _RulesReader:
         return []
 
     def pairs(self, node: Any, name: str, known: Sequence[str]) -> dict[str, Any]:
-        """The values of a YAML mapping by key. If `known` is empty, every key is allowed."""
+        """Returns the values of a YAML mapping by key. If `known` is empty, every key is allowed."""
         found: dict[str, Any] = {}
         if node.id != "mapping":
             self.fault(node, name, "expected keys below it")
@@ -223,7 +229,7 @@ class _RulesReader:
 
 
 def plain_rules(rules: Sequence[PolicyRule]) -> list[dict[str, Any]]:
-    """The policies in the form of a configuration file, for yaml or json."""
+    """Returns the policies in the form of a configuration file, for yaml or json."""
     found: list[dict[str, Any]] = []
     for rule in rules:
         match: dict[str, Any] = {key: value for key, value in rule.match._asdict().items() if value not in ((), None)}

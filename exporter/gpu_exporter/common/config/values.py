@@ -24,6 +24,10 @@ MATCHERS = f"(?:{MATCHER}(?:, ?{MATCHER})*)?"
 ADDRESS = r"""(?:https?://[^\s"'`{}$<>\\@/?#]+(?:[/?#][^\s"'`{}$<>\\]*[^\s"'`{}$<>\\/])?)?"""
 LABEL = r"[A-Za-z_]\w*"
 POD = r"[\w.*?-]+/[\w.*?-]+"
+DOMAIN = r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?"
+KIND = rf"(?:{DOMAIN}/)?[A-Za-z][A-Za-z0-9-]*"
+LABEL_KEY = rf"(?:{DOMAIN}/)?[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?"
+POD_LABEL = rf"{LABEL_KEY}(?:=(?:[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)?)?"
 PATTERNS = {  # settings that are texts: their format, and its description for errors
     "attribution.slurm_pods": (
         f"(?:{POD}(?:, ?{POD})*)?",
@@ -35,7 +39,17 @@ PATTERNS = {  # settings that are texts: their format, and its description for e
     ),
     "diagnosis.without": (r"(?:[a-z_]+(?:, ?[a-z_]+)*)?", "a list of causes, or stalls, such as interactive, stalls"),
     "actions.override": (r"[\x20-\x7e]{0,200}", "one line of at most 200 characters"),
+    "policy.serving_kinds": (f"(?:{KIND}(?:, ?{KIND})*)?", "a list of kinds such as example.com/ModelServer, Bot"),
+    "policy.serving_labels": (
+        f"(?:{POD_LABEL}(?:, ?{POD_LABEL})*)?",
+        "a list of labels such as example.com/role=server, serves",
+    ),
+    "policy.tenant_label": (f"(?:{LABEL_KEY})?", "the key of a label such as example.org/team"),
     "policy.pause_when": (r"[\x20-\x7e]*", "one expression of PromQL, without line breaks"),
+    "policy.system_namespaces": (
+        r"(?:[a-z0-9-]+(?:, ?[a-z0-9-]+)*)?",
+        "a list of namespaces, such as kube-system, gpu-operator",
+    ),
     "policy.help_url": (ADDRESS, "an address such as https://docs.example.org/gpu, without a slash at its end"),
     "alerts.selector": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter"'),
     "alerts.reconciler": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter-reconciler"'),
@@ -61,6 +75,7 @@ PATTERNS = {  # settings that are texts: their format, and its description for e
 MAY_BE_ZERO = frozenset(("policy.host_delay_max", "actions.host_work_max"))
 MOST = {  # upper limits of numbers, with the reason
     "actions.hour_max": (16, "the journal keeps this many actions"),
+    "alerts.dcgm_idle_max_ratio": (0.01, "more is work, and MIG instances have no second witness"),
 }
 LEAST = {  # lower limits of durations in seconds, with the reason
     "sampling.interval": (0.2, "GPM compares two moments over 100 ms apart; otherwise every second cycle is unknown"),
@@ -68,7 +83,7 @@ LEAST = {  # lower limits of durations in seconds, with the reason
 
 
 def parse_value(section: str, key: str, text: str) -> float | str:
-    """The value of a setting. Raises ValueError with the reason as text."""
+    """Returns the value of a setting. Raises ValueError with the reason as text."""
     kind = type(getattr(getattr(Settings(), section), key))
     is_duration = f"{section}.{key}" in DURATIONS
     try:
@@ -82,7 +97,9 @@ def parse_value(section: str, key: str, text: str) -> float | str:
 
 
 def check_value(section: str, key: str, value: float | str) -> str:
-    """Why a value is invalid; "" if it is valid. A number that is neither a duration nor a count must be 0 to 1."""
+    """Returns why a value is invalid, "" if it is valid. A number that is neither a duration nor a count must be 0 to
+    1.
+    """
     if isinstance(value, str):
         if pattern := PATTERNS.get(f"{section}.{key}"):
             if not re.fullmatch(pattern[0], value):
@@ -109,6 +126,6 @@ def check_value(section: str, key: str, value: float | str) -> str:
 
 
 def unknown_key(place: str, key: str, known: Sequence[str]) -> str:
-    """The error for an unknown key, with the known key that was probably meant."""
+    """Returns the error for an unknown key, with the known key that was probably meant."""
     close = nearest(key, known)
     return f"{place}: unknown key" + (f", did you mean {close}?" if close else f"; known: {', '.join(known)}")

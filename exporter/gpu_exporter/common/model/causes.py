@@ -12,9 +12,9 @@ PUBLISHED_MAX = 2  # as series, each of at least medium confidence; people see a
 class Cause(NamedTuple):
     """One cause. The texts are for people.
 
-    `confidence`: low, medium or high. `evidence`: the numbers. `against`: the facts against this cause. `advice`: what
-    to change, None for the advice in meanings.py. `gain`: what others gained by the change, with the source. `values`:
-    at most three numbers for meanings.py, from `numbers`.
+    `confidence`: low, medium or high. `evidence`: the numbers. `against`: the facts against this cause. `advice`: the
+    change to make, None for the advice in meanings.py. `gain`: the gain that others measured after this change, with
+    the source. `values`: at most three numbers for meanings.py, from `numbers`.
     """
 
     name: str
@@ -27,7 +27,9 @@ class Cause(NamedTuple):
 
 
 def numbers(**known: float | None) -> tuple[tuple[str, float], ...]:
-    """Pairs of name and value for the known numbers of a cause: base units, three digits; shares in whole per cent."""
+    """Returns the known numbers of a cause as pairs of name and value, in base units, with three digits; shares in
+    whole per cent.
+    """
     return tuple(
         (name, round(value, 2) if name.endswith("_ratio") else float(f"{value:.3g}"))
         for name, value in sorted(known.items())

@@ -13,11 +13,12 @@ class ProcessEvidence(NamedTuple):
 
     - `processes`: the number of processes that were read; `is_all` is false if there were more.
     - `ranks`: processes with a context on the holder's GPUs. `rank_cores`: CPUs used by the busiest rank.
-    - `loaders`: processes that PyTorch names as loaders (`named_loaders`). Without such names, the other processes that
-      used some CPU time.
+    - `loaders`: processes with PyTorch's name for loaders (`named_loaders`); without such names, all other processes
+      that used CPU time.
     - `busy_loaders`, `full_loaders`: loaders that used at least 0.3 and 0.85 of a CPU.
     - `loader_cores`, `loader_most`: CPUs used by all loaders, and by the busiest loader.
-    - `loader_cpus`: how many CPUs all loaders together may run on; `cpus`: the same for all processes that were read.
+    - `loader_cpus`: the number of CPUs on which all loaders together may run. `cpus`: this number for all processes
+      that were read.
     - `loader_bytes`: resident memory of the largest loader, shared pages included.
     - `runnable`: threads that ran or waited for a CPU at the moment of the look: all threads of the two busiest
       processes, and one thread of each other process. `is_all_threads` is false if these two had more threads than were
@@ -52,8 +53,8 @@ class ProcessEvidence(NamedTuple):
 
 
 class FileEvidence(NamedTuple):
-    """File access of at most four processes in one look, processes on a GPU first. The exporter needs the right to
-    trace processes.
+    """The file access of at most four processes in one look, processes on a GPU first. Reading it needs the right to
+    trace.
 
     `reads`: read calls per second, on files, pipes and other descriptors. `read_bytes`: bytes per second that these
     calls returned, from the page cache and network files too. `remote_files`: open files on network file systems.
@@ -69,15 +70,16 @@ class FileEvidence(NamedTuple):
 class HostEvidence(NamedTuple):
     """One look at a holder over (start, end] of the monotonic clock; None is unknown. Rates are per second.
 
-    - `cpus`: how many CPUs the cgroups that do most of the work may use at once, None without a limit. `quota`: the
-      same by the CFS quota alone. `throttled`: share of the periods in which this quota ran out.
+    - `cpus`: the number of CPUs that the cgroups with most of the work may use at a time, None without a limit.
+      `quota`: the number that the CFS quota alone allows. `throttled`: share of the periods in which this quota ran
+    out.
     - `cores`: CPUs that the holder used. `host_cpus`: CPUs of the host. `host_busy`: share of the host's CPUs in use.
     - `pressure_...`: share of the time in which some task waited for this resource; `memory_full`: in which all tasks
       waited for memory (PSI; only with version 2 of cgroups).
-    - `memory_bytes`, `memory_limit`: of the cgroup nearest to its limit. `memory_cache`: page cache in that cgroup.
+    - `memory_bytes`, `memory_limit`: use and limit of the cgroup nearest to its limit. `memory_cache`: its page cache.
       `refaults`: pages of files that were evicted and read again.
-    - `killed`: processes that the OOM killer ended, for any limit. `ooms`: how many of these kills the holder's own
-      limit can explain.
+    - `killed`: processes that the OOM killer ended, for any limit. `ooms`: the number of these kills that the holder's
+      own limit can explain.
     - `shm_bytes`, `shm_limit`: shared memory in use, and the size of /dev/shm.
     - `read`, `written`: bytes from and to block devices. `received`, `sent`: bytes of the holder's own network
       namespace.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from gpu_exporter.common.model.units import UnitId
 
 Scheduler: TypeAlias = Literal["kubernetes", "slurm", "container"]
 """The system that started a holder; "container" is a container runtime outside both schedulers."""
+RESERVATION_NAMESPACES = ("kai-resource-reservation", "runai-reservation")
+"""Namespaces whose pods only reserve GPUs, for pods with fractions of them. Source: KAI-Scheduler, since v0.6.0
+(DefaultResourceReservationName); Run:ai and older KAI. Any tenant can copy the labels of these pods, so only the
+namespace counts."""
 PROCESS_SOURCE = "process"  # Holder.source of a holder known only by its processes: it is shown but never judged
 ALLOCATION_KEY = ("uuid", "mig_uuid", "scheduler", "namespace", "pod", "container", "job_id")
 """Labels that together identify one allocation on a node, in every series, rule, query and piece of evidence."""
@@ -18,7 +23,7 @@ Who: TypeAlias = tuple[str, str]
 
 
 class HolderKey(NamedTuple):
-    """Identifies a holder. A pod that is recreated under the same name is another holder, with another incarnation."""
+    """Identifies a holder. A new pod of the same name is another holder, with another `incarnation`."""
 
     scheduler: Scheduler
     incarnation: str
@@ -31,8 +36,8 @@ class Holder(NamedTuple):
     """A pod container, a Slurm job or another container, as its scheduler describes it. Empty strings are unknown.
 
     `cluster` is the Slurm cluster. A task of a job array has `array_job_id` and `array_task_id`. A component of a
-    heterogeneous job has `het_job_id` (the leader's job id) and `het_job_offset`. `uid` is the numeric user ID; it is
-    published only if `identity.user` is `uid`.
+    heterogeneous job has `het_job_id` (the leader's job id) and `het_job_offset`. `uid` is the numeric user ID. No
+    output shows it: it tells who may read the record of an ended job.
     """
 
     key: HolderKey
@@ -99,19 +104,20 @@ class Grant(NamedTuple):
 
     Other fields; monotonic and wall times in seconds:
     - `total`: an index is valid only if NVML lists this many GPUs; 0 allows any number.
-    - `number`: the scheduler's name for the device, if the name is not a UUID. It never changes while the holder runs.
+    - `number`: the scheduler's name for the device, if the name is not a UUID. The name never changes while the holder
+      runs.
     - `running`: false while the job is stopped, so that its held time does not count.
-    - `working_wall`: Unix time before which the program could not work; infinite until the program is known to run;
-      None if the scheduler reports only the start.
+    - `working_wall`: Unix time at which the program could begin to work; infinite until it is known to run; None if the
+      scheduler reports only the start.
     - `why`: the reason why the program cannot work. `obstacle`: the same in one word.
-    - `confirmed`: monotonic time of the source's last report; if the source gives no time, that of the poller's
-      request.
+    - `confirmed`: monotonic time of the source's last report, or of the poller's request if the source gives no time.
     - `renewed_s`: interval at which the source repeats its report; 0 is at every poll.
     - `share`: one of SHARED if only a part of the device is granted.
     - `witnesses`: the sources that report the holder, as text for people.
-    - `claim`: the resource claim that grants the device. Empty once it is proven that the claim uses the device and
-      does not only monitor it.
-    - `ended`: the holder has ended, and holds nothing.
+    - `claim`: the resource claim that grants the device, and perhaps only monitors it. Empty once use of the device is
+      proven.
+    - `reserves`: the holder only reserves the device, of which other pods have fractions, and holds nothing itself.
+    - `ended`: the holder has ended, and holds nothing. `why`: the reason why its device may still not be free.
     - `start_here`: the holder's start by this host's clock (Unix seconds), None if not reported. The holder's
       `start_wall` is by the scheduler's clock.
     """
@@ -132,6 +138,7 @@ class Grant(NamedTuple):
     share: str = ""
     witnesses: str = ""
     claim: str = ""
+    reserves: bool = False
     ended: bool = False
     start_here: float | None = None
 
@@ -144,8 +151,8 @@ class Allocation(NamedTuple):
     """A resolved grant: `holder` holds `unit`. `share`: none, mig, or one of SHARED.
 
     `running`, `why`, `obstacle` and `working_wall` are as in Grant. `basis`: the proof that the grant is for this unit,
-    as text. `contradiction`: why the processes on the GPU contradict the allocation, as text. The holder's time on the
-    unit is unknown while there is a contradiction.
+    as text. `contradiction`: why the processes on the GPU contradict the allocation, as text; the holder's time on the
+    unit is then unknown.
     """
 
     unit: UnitId
@@ -165,15 +172,27 @@ class Allocation(NamedTuple):
         return self.share in SHARED
 
 
+class PastEnds(NamedTuple):
+    """The content of a state file of this boot about holders that have ended.
+
+    - `reported`: the ends that the saved counters include, as texts of the source.
+    - `polled`: time of the last complete poll that the saved counters include (monotonic seconds).
+    """
+
+    reported: Sequence[str]
+    polled: float
+
+
 class SourceStatus(NamedTuple):
     """One attribution source: a program that reports holders.
 
     `up`: the source answered the last request. `complete`: every reported holder has its device, and no holder can be
     missing. `last_success_wall`: the time that the last good answer describes (Unix seconds), None before the first.
-    `error`: the missing part of the answer, because of which some holders may be missing. `notice`: a message for
-    people although nothing is missing. `devices`: how many GPUs, or MIG instances in their place, the scheduler counts
-    on this node; None if it does not report that. `missed`: how many holders ended before the source knew their
-    devices.
+    `error`: the part of the answer that is missing, so that holders may be missing. `notice`: a message for people,
+    with nothing missing. `devices`: how many GPUs, or MIG instances in their place, the scheduler counts on this node;
+    None if unknown. `missed`: how many holders ended before the source knew their devices. `closed`: the scheduler's
+    state of this node if it has closed the node, e.g. "drained"; "" otherwise, and while it is unknown.
+    `closed_reason`: an administrator's text about the state.
     """
 
     name: str
@@ -185,6 +204,13 @@ class SourceStatus(NamedTuple):
     notice: str = ""
     devices: int | None = None
     missed: int = 0
+    closed: str = ""
+    closed_reason: str = ""
+
+    def say_closed(self) -> str:
+        """Returns how the scheduler has closed this node, "" if the node is open or its state is unknown."""
+        reason = f" ({self.closed_reason})" if self.closed_reason else ""
+        return f"{self.name} has closed this node: {self.closed}{reason}" if self.closed else ""
 
 
 class TenantKey(NamedTuple):
@@ -197,7 +223,7 @@ class TenantKey(NamedTuple):
 
 
 def identify(holder: Holder) -> Who | None:
-    """The pod or job of a holder; None if only the holder's name is known."""
+    """Returns the pod or job of a holder; None if only the holder's name is known."""
     if holder.key.scheduler == "slurm":
         return ("job", holder.job_id) if holder.job_id else None
     return ("pod", holder.pod_uid) if holder.pod_uid else None

@@ -1,4 +1,5 @@
-"""The meaning of each state and cause, with the changes that the owner or the site can make. All outputs print it.
+"""The meaning of each state and cause, with the change that the owner or the site can make. Every output uses these
+texts.
 
 `{name}` in a text is a number of the cause: a `quantity` of gpu_allocation_cause_value, in base units.
 """
@@ -18,10 +19,10 @@ GIB = 2**30
 class Meaning(NamedTuple):
     """One state or cause, in clauses without a period.
 
-    - `title`: a few words. `says`: a text with numbers. If a number is unknown, `title` is printed instead.
+    - `title`: a few words. `says`: a text with numbers; if a number is unknown, outputs print `title`.
     - `owner`, `site`: the change that the owner or the site can make, "" for none. `number`: the owner's change with a
       number.
-    - `is_training`: the owner's change makes a training faster, and does not apply to a server.
+    - `is_training`: the owner's change is for a training, not for a server.
     """
 
     title: str
@@ -62,7 +63,7 @@ STATES: Mapping[str, Meaning] = {
     ),
     "held_idle": Meaning(
         "held and idle",
-        "somebody holds the GPU, and nothing has run on it for minutes",
+        "the GPU is held, but nothing has run on it for minutes",
         "release the GPU, or start its work",
     ),
     "held_no_process": Meaning(
@@ -78,6 +79,7 @@ STATES: Mapping[str, Meaning] = {
     ),
     "unknown": Meaning("not known", "the data are not enough to decide whether the GPU is used"),
     "free": Meaning("held by nobody", "the GPU is free"),
+    "closed": Meaning("held by nobody", "the scheduler has closed this node (down, drained or reserved)"),
     "mig": Meaning("divided into MIG instances", "the GPU is divided into MIG instances, each with its own line"),
     "away": Meaning("not on the bus", "the GPU is not on the PCIe bus now"),
     "lost": Meaning("lost", "the driver has lost the GPU", site="drain the node, and reset or replace the GPU"),
@@ -128,7 +130,7 @@ CAUSES: Mapping[str, Meaning] = {
         "check that model and batches are on the GPU, and that torch.cuda.is_available() is true",
     ),
     "late_rank": Meaning(
-        "the other ranks may wait for this one",
+        "the other ranks perhaps wait for this one",
         "no progress for {run_seconds} on {waiting_gpus} of its {gpus} GPUs on the node",
         "look at the rank at 0 % first: its last log line, its stack (py-spy dump), its XIDs",
     ),
@@ -222,7 +224,7 @@ CAUSES: Mapping[str, Meaning] = {
     "cpu_logging": Meaning(
         "metrics or logs in each step",
         "its loop spends {phase_ratio} of its steps on logging",
-        "log less often, and read values from the GPU only then",
+        "log less often, and read values from the GPU only when you log them",
     ),
     "launch_bound": Meaning(
         "many small kernels",
@@ -243,13 +245,13 @@ CAUSES: Mapping[str, Meaning] = {
     "cpu_work": Meaning(
         "computes on CPUs beside an idle GPU",
         "its processes use {used_cpus} CPUs, while this GPU does nothing",
-        "check that model and data are on this GPU; run what needs no GPU in a job without one",
+        "check that model and data are on this GPU; run work that needs no GPU in a job without a GPU",
     ),
 }
 
 
 def format_quantity(quantity: str, value: float) -> str:
-    """A number of a cause as people read it: 0.4 of a `_ratio` is `40%`, 7500 of `_seconds` is `2h5m`."""
+    """Formats a number of a cause for people: 0.4 of a `_ratio` is `40%`, 7500 of `_seconds` is `2h5m`."""
     if quantity.endswith("_ratio"):
         return f"{value:.0%}"
     if quantity.endswith("_seconds"):
@@ -262,7 +264,7 @@ def format_quantity(quantity: str, value: float) -> str:
 
 
 def fill(text: str, values: Mapping[str, float]) -> str:
-    """The text with its numbers; "" if one of them is unknown."""
+    """Fills the numbers into a text; "" if one of them is unknown."""
     names = QUANTITY.findall(text)
     if not values.keys() >= set(names):
         return ""
@@ -270,13 +272,13 @@ def fill(text: str, values: Mapping[str, float]) -> str:
 
 
 def describe_cause(name: str, values: Mapping[str, float]) -> str:
-    """The text of a cause, with its numbers if all are known; the name of the cause if this version has no text."""
+    """Describes a cause, with its numbers if all are known. Returns its name if this version has no text."""
     meaning = CAUSES.get(name)
     return name if meaning is None else fill(meaning.says, values) or meaning.title
 
 
 def advise(name: str, values: Mapping[str, float]) -> str:
-    """The changes that the owner of the holder and the site can make, as one text; "" if there are none."""
+    """Returns the changes that the owner of the holder and the site can make, as one text; "" if there are none."""
     meaning = CAUSES.get(name)
     if meaning is None:
         return ""
@@ -285,5 +287,5 @@ def advise(name: str, values: Mapping[str, float]) -> str:
 
 
 def sentence(text: str) -> str:
-    """One of these texts as a whole sentence."""
+    """Makes a whole sentence of one of these texts."""
     return f"{text[:1].upper()}{text[1:]}." if text else ""

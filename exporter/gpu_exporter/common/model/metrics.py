@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
-
-MetricType: TypeAlias = Literal["counter", "gauge"]
+from typing import NamedTuple
 
 
 class Range(NamedTuple):
@@ -22,18 +20,22 @@ class Family(NamedTuple):
 
     `labels`: the labels in addition to those that the kind of family implies (`gpu` and `uuid` on device families).
     `generations`: the products that have the family; empty means every supported product. `plausible`: the valid range
-    of a value from the driver; a value outside is a sentinel or a fault and is discarded. `unbounded`: why a family of
-    a collector has no such range.
+    of a value from the driver; other values are discarded as sentinels or faults. `unbounded`: why a collector's family
+    has no such range.
     """
 
     name: str
-    type: MetricType
     help: str
     labels: tuple[str, ...] = ()
     source: str = ""
     generations: str = ""
     plausible: Range | None = None
     unbounded: str = ""
+
+    @property
+    def type(self) -> str:
+        """The type by the name: only counters end in _total (prometheus.io/docs/practices/naming)."""
+        return "counter" if self.name.endswith("_total") else "gauge"
 
 
 class Sample(NamedTuple):

@@ -15,14 +15,15 @@ from gpu_exporter.common.model.units import DeviceIdentity, UnitId
 XID_CLASSES = ("application", "hardware", "information")
 # Utilization alone misses copies, encoders and a driver whose counter is stuck, so it does not prove idleness.
 WITNESSES_MIN = 2
+CORE = 0.9  # CPU cores that one thread uses which computes without a pause, as a mean of minutes
 UTILIZATION = "utilization"  # name of the witness for the driver's rate, where its sample ring shows no activity
 
 
 class Span(NamedTuple):
     """Known activity over (start, end] of the monotonic clock.
 
-    `ratio`: mean utilization, 0 to 1. `other`: the witnesses that showed activity. With any of them, a span with ratio
-    0 is not idle. `witnesses`: the number of witnesses that were read for this span; the ledger fills it in.
+    `ratio`: mean utilization, 0 to 1. `other`: the witnesses that showed activity; with any of them, a span is not
+    idle, even at ratio 0. `witnesses`: the number of witnesses that were read for this span; the ledger fills it in.
     """
 
     start: float
@@ -35,10 +36,10 @@ class Span(NamedTuple):
 class Split(NamedTuple):
     """Each holder's share (0 to 1) of the work on a shared unit over (start, end] of the monotonic clock.
 
-    - `ratios`: by holder. A holder that is missing here has no process that worked.
+    - `ratios`: the share of each holder. A holder that is missing here has no process that worked.
     - `unclear`: holders with a process that the driver lists without any information.
     - `others`: the share of processes without a known holder of this unit; None without such processes.
-    - `slack`: how far the sum may be below the unit's utilization, because every number is rounded.
+    - `slack`: by how much rounding may lower the sum below the unit's utilization.
     - `problem`: why the shares are unknown, "" if they are known.
     """
 
@@ -97,8 +98,8 @@ class HostProgress(NamedTuple):
       namespace, unknown if that is the host's.
     - `steps`: the number of steps that the holder's training loop reports.
     - `spinning`: how many of the holder's GPUs are fully busy.
-    - `ended`: how many processes on the GPUs have ended since `start`. `stopped`: how many processes were in the
-      stopped state (SIGSTOP) both at `start` and at `end`; only those on GPUs that are not fully busy.
+    - `ended`: how many processes on the GPUs have ended since `start`. `stopped`: how many were stopped (SIGSTOP) both
+      at `start` and at `end`, without those on fully busy GPUs.
     """
 
     start: float
@@ -115,13 +116,15 @@ class HostProgress(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Values of one reading for use in code, in addition to the samples; None means no data.
+    """Values of one reading that code needs beside the samples; None means no data.
 
     Ratios are 0 to 1, other units are bytes, watts, and joules since the driver was loaded. `throttle_s`: seconds by
-    reason, from counters of the driver. `compute_processes`, `graphics_processes`: the number of listed contexts, which
-    is 0 if the exporter cannot see them. `recovery_action`: the action that the driver requests, encoded as in
-    gpu_recovery_action. `link`, `link_max`: bandwidth of the PCIe link in one direction, now and at most, bytes per
-    second.
+    reason, from counters of the driver. `compute_processes`, `graphics_processes`: the number of listed contexts, also
+    0 if the exporter cannot see contexts. `recovery_action`: the action that the driver requests, encoded as in
+    gpu_recovery_action. `remap_pending`, `remap_failed`: 1 if a row remap waits for a reset or has failed. `nvlinks`:
+    the number of NVLinks that are up. `nvlinks_gone_s`: as gpu_nvlinks_down_seconds. `fabric`, `fabric_problem`,
+    `fabric_wait_s`: as gpu_fabric_status and gpu_fabric_not_ready_seconds. `link`, `link_max`: bandwidth of the PCIe
+    link in one direction, now and at most, bytes per second.
     """
 
     utilization: float | None = None
@@ -134,6 +137,13 @@ class Facts(NamedTuple):
     compute_processes: float | None = None
     graphics_processes: float | None = None
     recovery_action: float | None = None
+    remap_pending: float | None = None
+    remap_failed: float | None = None
+    nvlinks: float | None = None
+    nvlinks_gone_s: float | None = None
+    fabric: float | None = None
+    fabric_wait_s: float | None = None
+    fabric_problem: str = ""
     link: float | None = None
     link_max: float | None = None
     throttle_s: Mapping[str, float] = {}
@@ -151,9 +161,9 @@ class Facts(NamedTuple):
 class InstanceReading(NamedTuple):
     """One MIG instance at one moment. `mig` is "gpu instance id/compute instance id".
 
-    `sm_slices`: the instance's compute slices of the board; a fraction if compute instances that report no slices share
-    a GPU instance. `energy_j`: the estimate so far of the instance's part of the board's energy. `placement`: profile
-    id and first slice of its GPU instance, None if the driver does not report them.
+    `sm_slices`: the instance's compute slices of the board; a fraction where compute instances without reported slices
+    share a GPU instance. `energy_j`: the estimated part of the board's energy that the instance has used so far.
+    `placement`: profile id and first slice of its GPU instance, None if the driver does not report them.
     """
 
     uuid: str
@@ -184,7 +194,7 @@ class GpuProcess(NamedTuple):
 
 
 class ProcessList(NamedTuple):
-    """The processes on one GPU. `monotonic`: when the driver answered. Every process started before that time."""
+    """The processes on one GPU. `monotonic`: when the driver answered, which is after the start of each process."""
 
     monotonic: float
     processes: tuple[GpuProcess, ...]
@@ -195,7 +205,7 @@ class ProcessShare(NamedTuple):
 
     `ratio`: None if the driver lists the process with zeros only. Normally the driver lists only processes that work.
 
-    The pid is used only as in GpuProcess.
+    The pid is used only to find the process's cgroup on this host: it is never published, logged or recorded.
     """
 
     pid: int
@@ -247,6 +257,30 @@ class DeviceSnapshot(NamedTuple):
     effort: Effort | None = None  # None at the first reading
     contradiction: str = ""  # why the utilization is no evidence, "" if it is evidence
     note: str = ""  # why another value of the driver is not used, "" if all are
+    not_ready: str = ""  # a call that the driver answers with NVML_ERROR_NOT_READY, "" without such a call
+
+    def rename(self, identity: DeviceIdentity) -> DeviceSnapshot:
+        """Returns the same reading of a GPU whose UUID is not unique, under another UUID."""
+        renamed = (each._replace(activity=_rename(each.activity, identity.uuid)) for each in self.instances)
+        activity = _rename(self.activity, identity.uuid)
+        return self._replace(identity=identity, activity=activity, instances=tuple(renamed))
+
+
+def _rename(activity: Activity | None, uuid: str) -> Activity | None:
+    return None if activity is None else activity._replace(unit=activity.unit._replace(uuid=uuid))
+
+
+class SxidCount(NamedTuple):
+    """How often one NVSwitch reported an error since the exporter started.
+
+    `severity`: "fatal", "nonfatal" or "unknown". `last_wall`: Unix time of the last report.
+    """
+
+    pci_bus_id: str
+    sxid: int
+    severity: str
+    number: int
+    last_wall: float
 
 
 class XidCounts(NamedTuple):

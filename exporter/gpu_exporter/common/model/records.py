@@ -13,7 +13,9 @@ from gpu_exporter.common.model.views import HostWork, HourOfWork, Spin
 
 
 class GpuRecord(NamedTuple):
-    """The data of one GPU. `hung`: a driver call for the GPU is past its deadline."""
+    """The data of one GPU. `hung`: a driver call for the GPU is past its deadline. `links`: the most NVLinks that were
+    up at the same time.
+    """
 
     snapshot: DeviceSnapshot
     hung: bool
@@ -21,6 +23,7 @@ class GpuRecord(NamedTuple):
     xids: XidCounts | None
     not_free: Mapping[str, str]  # by mig_uuid
     allocatable: bool | None = None
+    links: int = 0
 
 
 class HolderRecord(NamedTuple):

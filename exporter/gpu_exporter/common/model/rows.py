@@ -1,8 +1,12 @@
-"""One row of the table of GPUs, which the exporter prints and `top` shows for several nodes."""
+"""The table of GPUs, which the exporter prints and `top` shows for several nodes: one row, and the join that makes all.
+
+Each fact is once in the status: with its GPU, MIG instance or allocation. The join repeats what a row needs.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 from gpu_exporter.common.durations import format_age
 from gpu_exporter.common.model.views import Throttling
@@ -12,6 +16,7 @@ GOOD, NEUTRAL, WARN, BAD = "good", "neutral", "warn", "bad"
 TONES = {  # of a state
     "healthy": GOOD,
     "free": NEUTRAL,
+    "closed": NEUTRAL,
     "mig": NEUTRAL,
     "away": NEUTRAL,
     "unknown": NEUTRAL,
@@ -31,6 +36,7 @@ UNKNOWN = "-"
 NAMES = ("GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "HOLDER", "OWNER", "HELD", "IDLE", "STATE", "CAUSE", "WHY")
 NUMBERS = frozenset(("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE"))
 GIB = 1024**3
+Json: TypeAlias = Mapping[str, Any]
 
 
 class Row(NamedTuple):
@@ -38,7 +44,7 @@ class Row(NamedTuple):
 
     - `gpu`: the GPU's index; index:instance for a MIG instance. `utilization`: 0 to 1.
     - `held_s`: seconds since the holder got the unit. `idle_s`, `stalled_s`: length of the present idle run and stall.
-    - `throttling`: of the GPU over the last window. `age_s`: seconds since the GPU's last reading.
+    - `throttling`: the throttling of the GPU over the last window. `age_s`: seconds since the GPU's last reading.
     - `cause`: the most certain cause with its confidence. `advice`: the change to make, once per holder.
     """
 
@@ -98,6 +104,74 @@ class Row(NamedTuple):
             self.cause,
             f"{self.short_why} -> {self.advice}" if self.advice else self.short_why,
         )
+
+
+def join_rows(status: Json) -> Iterator[Row]:
+    """Yields a row for each allocation of a status (docs/status.schema.json), and for each unit without a holder.
+
+    Rows are in the order of the GPUs; those of MIG instances follow the row of their board. Only the first row of a
+    holder has an advice. Values keep the types of the status; a malformed status raises various exceptions.
+    """
+    held: dict[tuple[str, str], list[Json]] = {}
+    for allocation in status["allocations"]:
+        held.setdefault((allocation["uuid"], allocation["mig_uuid"]), []).append(allocation)
+    said: set[tuple[str, str]] = set()
+    for gpu in status["gpus"]:
+        for instance in (None, *gpu["instances"]):
+            unit = gpu["uuid"], "" if instance is None else instance["mig_uuid"]
+            for each in held.pop(unit, (None,)):  # in a malformed status, several GPUs may have one UUID
+                row = _join_row(status["timestamp_seconds"], gpu, instance, each)
+                yield row._replace(advice="") if (row.holder, row.advice) in said else row
+                said.add((row.holder, row.advice))
+
+
+def _join_row(wall: float, gpu: Json, instance: Json | None, held: Json | None) -> Row:
+    label = str(gpu["gpu"]) if gpu["gpu"] is not None else gpu["pci_bus_id"] or gpu["uuid"]
+    board: Json = gpu if instance is None else {}  # what only the row of a whole GPU shows
+    values = held or board
+    state, why, cause, advice = _judge(gpu, instance or gpu, held)
+    if board:
+        conditions = [each["text"] for each in board["conditions"] if board["up"] and each["text"] not in why]
+        why = "; ".join(filter(None, (*conditions, why, board["read_error"])))
+    throttled = board.get("throttle_ratio")
+    return Row(
+        gpu=f"{label}:{instance['mig']}" if instance else label,
+        name=instance["profile"] if instance else gpu["name"] or ("" if held else UNKNOWN),
+        utilization=values.get("utilization_ratio"),
+        memory_bytes=values.get("memory_used_bytes"),
+        power_w=(board or values).get("power_watts"),
+        temperature_celsius=board.get("temperature_celsius"),
+        holder=held["holder"] if held else "",
+        owner="/".join(filter(None, (held["user"], held["account"]))) if held else "",
+        held_s=wall - held["start_timestamp_seconds"] if held else None,
+        idle_s=held["idle_run_seconds"] if held else None,
+        state=state,
+        why=why,
+        throttling=None if throttled is None else Throttling(board["throttle_reason"], throttled),
+        age_s=gpu["age_seconds"],
+        stalled_s=held["stalled_run_seconds"] if held else None,
+        cause=cause,
+        advice=advice,
+    )
+
+
+def _judge(gpu: Json, unit: Json, held: Json | None) -> tuple[str, str, str, str]:
+    """Returns state, reason, cause and advice: those of the GPU while it does not answer, else of holder or unit.
+
+    The cause is the most certain one with its confidence; `unknown` if the state needs one and none can be found.
+    """
+    if not gpu["up"]:
+        return gpu["state"], gpu["reason"] or gpu["error"], "", gpu["advice"]
+    if held is None:
+        return unit["state"], unit["reason"], "", ""
+    state, why, advice = held["state"], held["evidence"], held["advice"]
+    if held["causes"]:
+        first = held["causes"][0]
+        return state, first["evidence"], f"{first['name']} {first['confidence']}", first["advice"] or advice
+    if held["cause_needs"]:
+        why = "; ".join(filter(None, (why, f"not enough evidence: needs {held['cause_needs'][0]}")))
+        return state, why, "unknown", advice
+    return state, why, "", advice
 
 
 def format_ratio(value: float | None) -> str:

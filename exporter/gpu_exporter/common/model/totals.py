@@ -10,8 +10,8 @@ class UnitTotals(NamedTuple):
     """Running totals of one unit, in seconds or joules; None if the hardware never reported the value.
 
     - `active_by`: the witnesses of the last activity (UTILIZATION or others).
-    - `other_s`: by witness, seconds since this process started in which utilization was 0, but the witness showed
-      activity. If several did, only the first in the order of sampling/activity/witnesses.py counts.
+    - `other_s`: by witness, seconds at utilization 0 in which the witness showed activity, since this process started.
+      Of several witnesses, only the first in the order of sampling/activity/witnesses.py counts.
     - `unattributed_s`, `unattributed_j`: seconds of full load, and joules, that belong to no known holder. Joules are
       None without an energy counter.
 
@@ -36,7 +36,7 @@ class HolderTotals(NamedTuple):
     - `idle_run_s`: length of the present idle run; 0 while the holder works, None while unknown.
     - `idle_run_witnesses`: the fewest witnesses that were read in any part of the idle run.
     - `longest_gap_s`: the longest idle run that ended with work.
-    - `stalled_s`: fully busy without progress. `pending_s`: seconds of the present run that may still become a stall.
+    - `stalled_s`: fully busy without progress. `pending_s`: seconds of a present run that may still become a stall.
 
     Invariants: observed_s <= held_s, busy_s + idle_s + stalled_s + pending_s <= observed_s.
     """
@@ -61,8 +61,8 @@ class HolderTotals(NamedTuple):
 class TenantTotals(NamedTuple):
     """GPU-seconds and joules of a tenant on this node, by its share of each GPU.
 
-    `energy_j`: None unless all of its GPUs have an energy counter. `unproven_s`: utilization was 0, but too few other
-    witnesses were read to call that idle; None without such time.
+    `energy_j`: None unless all of its GPUs have an energy counter. `unproven_s`: seconds at utilization 0 with too few
+    other witnesses to prove idleness; None without such time.
     """
 
     held_s: float

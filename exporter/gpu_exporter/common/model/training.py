@@ -45,17 +45,17 @@ class RankReport(NamedTuple):
 
 
 class TrainingPace(NamedTuple):
-    """Means over the last minutes of a holder's running ranks on one node. Shares are of the time of their steps, 0 to
-    1.
+    """Means of the last minutes over a holder's running ranks on one node. Shares (0 to 1) are of the time of these
+    steps.
 
-    - `steps`: measured steps of the rank with the fewest. `step_s`: mean seconds of a step.
+    - `steps`: the measured steps of the rank that has the fewest. `step_s`: mean seconds of a step.
     - `seen`: steps of all ranks, measured or not.
-    - `wait`: the largest share that any rank waits for data. `waiting_rank`: the rank with this share. If `is_gpu`,
-      only time in which the GPU had no work counts.
+    - `wait`: the largest share of its time that any rank waits for data. `waiting_rank`: that rank. If `is_gpu`, only
+      time without work on the GPU counts.
     - `phases`: by name, the mean share of the ranks that measure the phase.
     - `silent_s`: seconds since the last known step.
-    - `late`: text that names the rank for which the others wait, and their wait as a share of a step; "" without such a
-      rank. `late_share`: this share, None if the ranks cannot be compared.
+    - `late`: names the rank for which the others wait, and their wait as a share of a step; "" without such a rank.
+      `late_share`: this share, None if the ranks cannot be compared.
     - `facts`: settings that all ranks have in common.
     """
 
@@ -77,7 +77,7 @@ class TrainingPace(NamedTuple):
 class TrainingView(NamedTuple):
     """The training on one allocation, as published.
 
-    - `steps`: steps of its ranks since the exporter knows them.
+    - `steps`: steps of its ranks since the first report that the exporter read.
     - `seconds`: seconds of these steps by phase. The phase `step` is the whole time, `wait` is waiting for data.
     - `rank`: the lowest rank on this allocation. `pace`: the pace of the whole holder on this node.
     - `contradiction`: why the report cannot be true, "" if it can.

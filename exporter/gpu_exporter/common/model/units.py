@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# Boards that MIG divides into four slices: at most 4 instances of 6 of 24 GB, or 24 of 96 GB
-# (docs.nvidia.com/datacenter/tesla/mig-user-guide, "Supported GPUs"). RTX A3000 is another product, without MIG.
-FOUR_SLICES = re.compile(r"\b(A30|RTX PRO 6000 Blackwell)\b")
+# Boards that MIG divides into fewer than seven slices: at most 4 instances of 6 of 24 GB, or 24 of 96 GB; at most 2
+# instances of 24 of 48 GB, or 16 of 32 GB (docs.nvidia.com/datacenter/tesla/mig-user-guide, "Supported GPUs"). RTX
+# A3000 is another product, without MIG.
+FEW_SLICES = (
+    (re.compile(r"\b(A30|RTX PRO 6000 Blackwell)\b"), 4),
+    (re.compile(r"\bRTX PRO (4500|5000) Blackwell\b"), 2),
+)
 
 
 class UnitId(NamedTuple):
@@ -29,6 +33,10 @@ NO_PLACE = -1
 """Index of a GPU that has no position in the driver's list: only its address is known."""
 
 
+TWIN = "@"
+"""Separates UUID and PCI address in the name of a GPU whose UUID another GPU of the host reports too."""
+
+
 class DeviceIdentity(NamedTuple):
     """The facts of a GPU that are read once: NVML index, UUID, product name, PCI address, minor number of /dev/nvidiaN.
 
@@ -45,11 +53,26 @@ class DeviceIdentity(NamedTuple):
     cpus: frozenset[int] = frozenset()
 
     @property
+    def label(self) -> str:
+        """The index, or the PCI address (if unknown, the UUID) of a GPU that is not in the driver's list."""
+        return str(self.index) if self.index != NO_PLACE else self.pci_bus_id or self.uuid
+
+    @property
+    def told_apart(self) -> DeviceIdentity:
+        """The same identity with the PCI address in its UUID, for GPUs of a host that report one UUID."""
+        own = self.uuid.partition(TWIN)[0]
+        return self._replace(uuid=f"{own}{TWIN}{normalize_pci(self.pci_bus_id) or self.index}")
+
+    @property
     def mig_slices(self) -> int:
-        """Number of compute slices of the board: 4 on the products of FOUR_SLICES, otherwise 7."""
-        return 4 if FOUR_SLICES.search(self.name) else 7
+        """Number of compute slices of the board: as in FEW_SLICES, otherwise 7."""
+        return self._few_slices or 7
 
     @property
     def mig_memory_slices(self) -> int:
-        """Number of memory slices of the board: 4 on the products of FOUR_SLICES, otherwise 8."""
-        return 4 if FOUR_SLICES.search(self.name) else 8
+        """Number of memory slices of the board: as in FEW_SLICES, otherwise 8."""
+        return self._few_slices or 8
+
+    @property
+    def _few_slices(self) -> int:
+        return next((slices for pattern, slices in FEW_SLICES if pattern.search(self.name)), 0)

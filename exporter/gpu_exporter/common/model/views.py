@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.common.model.causes import Causes
 from gpu_exporter.common.model.holders import Allocation, SourceStatus, TenantKey
-from gpu_exporter.common.model.readings import CollectorOutcome, DeviceSnapshot, XidCounts
+from gpu_exporter.common.model.readings import CollectorOutcome, DeviceSnapshot, SxidCount, XidCounts
 from gpu_exporter.common.model.totals import HolderTotals, TenantTotals, UnitTotals
 from gpu_exporter.common.model.training import TrainingView
 from gpu_exporter.common.model.units import UnitId
@@ -52,7 +52,7 @@ class Spin(NamedTuple):
 
     @property
     def is_stall(self) -> bool:
-        """Whether it is published as a stall."""
+        """Whether this run is published as a stall."""
         return self.confidence in ("medium", "high")
 
 
@@ -65,11 +65,12 @@ class HourOfWork(NamedTuple):
 
 
 class GpuView(NamedTuple):
-    """One GPU as published. `withheld`: its last reading is too old, so the device families are omitted.
+    """One GPU as published. `withheld`: its last reading is too old, so the page omits its device families.
 
-    `xids`: None while no thread receives XIDs. XIDs are published for a lost GPU too, since they may explain the
+    `xids`: None while no thread receives XIDs. XIDs are published for a lost GPU too, because they may explain the
     loss. `allocatable`: whether the scheduler may allocate the GPU, or an instance of it; None while unknown.
-    `throttling`: None while unknown.
+    `throttling`: None while unknown. `links`: the most NVLinks that were up at the same time, 0 on a board that never
+    had one.
     """
 
     snapshot: DeviceSnapshot
@@ -82,24 +83,27 @@ class GpuView(NamedTuple):
     not_free: Mapping[str, str] = {}  # by mig_uuid ("" is the GPU): why a unit without a holder is not free
     allocatable: bool | None = None
     throttling: Throttling | None = None
+    links: int = 0
 
 
 class HostWork(NamedTuple):
     """The work of a holder on one host outside its GPUs, as the mean of the last ten minutes.
 
     `cpu_ratio`: used share of the holder's CPUs (host/work.py), 0 to 1. `io_bytes_per_s`: traffic to and from block
-    devices, None if the kernel does not count it.
+    devices, None if the kernel does not count it. `cpus`: the number of these CPUs.
     """
 
     cpu_ratio: float
     io_bytes_per_s: float | None = None
+    cpus: float | None = None
 
 
 class AllocationView(NamedTuple):
     """One allocation as published, joined with its unit.
 
     - `unconfirmed_s`: seconds since a source last confirmed it.
-    - `processes`: number of the holder's processes, None until each process on the unit is assigned to a holder.
+    - `gpu`: NVML index, NO_PLACE without one. `label`: the GPU's name in tables and series.
+    - `processes`: number of the holder's processes, None while the holder of any process on the unit is unknown.
     - `host`: the work of the whole holder on this node, None while unknown.
     - `obstacle`: why there is no idle run, in one word, "" if there is one.
     - `spin`: the run without progress, None while it cannot be known.
@@ -123,10 +127,11 @@ class AllocationView(NamedTuple):
     spin: Spin | None = None
     causes: Causes = Causes()
     training: TrainingView | None = None
+    label: str = ""
 
     @property
     def stalled_run_s(self) -> float | None:
-        """Seconds of the present stall; 0 without a stall, None while it is unknown whether the allocation stalls."""
+        """Seconds of the present stall; 0 without a stall, None while unknown."""
         spin = self.spin
         if spin is not None and spin.is_below:
             return 0.0
@@ -159,7 +164,7 @@ class StateStatus(NamedTuple):
 class AgentStatus(NamedTuple):
     """The exporter's own condition.
 
-    `sample_interval_s` is the larger of the sampling and the publishing interval: values are no fresher than that.
+    `sample_interval_s` is the larger of the sampling and the publishing interval; no value is fresher.
     `last_sample_wall` is when a GPU last answered, None before the first answer.
     """
 
@@ -180,17 +185,27 @@ class AgentStatus(NamedTuple):
     warnings: tuple[str, ...] = ()  # about this host, as text for people
     state: StateStatus | None = None  # None if no state is kept
     task_failures: tuple[tuple[str, int], ...] = ()  # (task, failed turns) since start
+    sxids: tuple[SxidCount, ...] = ()  # of NVSwitches, if the kernel's log is read
+    driver_released: bool = False  # on request
+    counted: tuple[tuple[str, int], ...] = ()  # (source, number) of GPUs that schedulers count or offer here
     driver_missed: bool = False  # not asked yet, or failed with an error that only an installed driver can cause
 
     @property
     def expects_gpus(self) -> bool:
         """Whether missing GPU data is a fault.
 
-        It is no fault on a node without a GPU, if every GPU was given to another kernel driver, or while the driver is
-        released on request. GPUs on the bus without any kernel driver mean that the driver failed to load.
+        Missing data is no fault on a node without a GPU, if every GPU has another kernel driver, or while the driver is
+        released on request. If GPUs on the bus have no kernel driver, the driver failed to load. A scheduler that
+        counts GPUs here expects them, also on the first boot of a node that keeps no files.
         """
         unbound = any(driver == "none" for driver, _ in self.unmanaged)
-        return self.devices_expected > 0 or unbound or self.driver_missed
+        return self.devices_expected > 0 or unbound or bool(self.counted_only) or self.driver_missed
+
+    @property
+    def counted_only(self) -> int:
+        """The number of GPUs that a scheduler counts here while nothing else shows a GPU, otherwise 0."""
+        is_explained = self.devices_expected or self.unmanaged or self.driver_released
+        return 0 if is_explained else max((number for _, number in self.counted), default=0)
 
 
 class View(NamedTuple):

@@ -1,6 +1,6 @@
-"""Explains why a PromQL API has no or too few series of the exporters, in two sentences: the finding and the remedy.
+"""Explains why series of the exporters are missing in a PromQL API: one sentence for the finding, one for the remedy.
 
-Each sentence repeats answers of the API. A missing answer proves nothing. At most seven queries run, and only if series
+Each sentence rests on answers of the API; a missing answer proves nothing. At most seven queries run, only if series
 are missing. docs/troubleshooting.md lists the cases.
 """
 
@@ -34,8 +34,9 @@ OTHERS = {
     "ray_node_gpus_utilization": "Ray",
 }
 SELECTED = (
-    "with the Prometheus operator, its PodMonitor needs the labels that Prometheus selects, often `release`: "
-    "kubectl get podmonitors,servicemonitors -A -l app.kubernetes.io/name=gpu-exporter --show-labels"
+    "with the Prometheus operator, check that the PodMonitor has the labels that Prometheus selects, often "
+    "`release`: kubectl get podmonitors,servicemonitors -A -l app.kubernetes.io/name=gpu-exporter "
+    "--show-labels"
 )
 REACH = (
     "Check that gpu-exporter runs there, and that Prometheus reaches its port: Prometheus shows the error at "
@@ -48,7 +49,7 @@ COMPARE = (
 
 
 class Absence(NamedTuple):
-    """One case of missing series. `kind`: one word for the case. `seen`: what the API shows. `to_do`: the remedy."""
+    """One case of missing series. `kind`: one word for the case. `seen`: the finding. `to_do`: the remedy."""
 
     kind: str
     seen: str
@@ -76,7 +77,7 @@ def explain_absence(ask: Ask, matcher: str, wall: float, find_monitors: FindMoni
 
 
 def explain_gaps(ask: Ask, matcher: str, wall: float, needed_s: float) -> list[Absence]:
-    """Lists what is missing although exporters have series: targets, holders, `needed_s` seconds of history."""
+    """Lists the missing data of exporters that have series: targets, holders, or `needed_s` seconds of history."""
     try:
         found = _failing(ask, matcher), _without_holders(ask, matcher), _young(ask, matcher, wall, needed_s)
         return [each for each in found if each is not None]
@@ -85,7 +86,7 @@ def explain_gaps(ask: Ask, matcher: str, wall: float, needed_s: float) -> list[A
 
 
 def explain_no_hours(ask: Ask, matcher: str, wall: float) -> Absence:
-    """The reason why no tenant has a GPU-hour at `wall` (Unix seconds)."""
+    """Returns the reason why no tenant has a GPU-hour at `wall` (Unix seconds)."""
     try:
         if ask(f"count({BUILD}{{{matcher}}})"):
             return _without_holders(ask, matcher) or Absence(
@@ -97,7 +98,8 @@ def explain_no_hours(ask: Ask, matcher: str, wall: float) -> Absence:
 
 
 def last_seen(ask: Ask, selector: str) -> float | None:
-    """Unix seconds at which a series of this selector last existed (at most a minute early). Raises AnswerError.
+    """Returns when a series of this selector last existed (Unix seconds, at most a minute too early). Raises
+    AnswerError.
 
     None if no series existed in the last day.
     """
@@ -106,7 +108,7 @@ def last_seen(ask: Ask, selector: str) -> float | None:
 
 
 def moments_of(selector: str, by: str = "") -> str:
-    """PromQL: the time of each moment at which a series of this selector exists.
+    """Returns PromQL for the time at each moment at which a series of this selector exists.
 
     Uses time(), because timestamp() is 150 times as slow (Prometheus 2.42, over a day of 250 series).
     """
@@ -132,11 +134,11 @@ def _matching_before(ask: Ask, matcher: str, wall: float, find_monitors: FindMon
     up = ask(f"up{{{own}}} and on (job, instance) {_had_series(matcher, PASTS[-1])}")
     down = [row for row in up if row.value == 0.0] or ([] if up else ask(f"up{{{own}}} == 0"))  # with new addresses
     if down:
-        return Absence("down", f"{_count(down, len(up))}; the last series was there at {since}", REACH)
+        return Absence("down", f"{_count(down, len(up))}; the last series ended at {since}", REACH)
     if up:
-        seen = f"the targets answer (up is 1), but the last series of gpu-exporter was there at {since}"
+        seen = f"the targets answer (up is 1), but the last series of gpu-exporter ended at {since}"
         return Absence("silent", f"{seen}: {_name(up)}", COMPARE)
-    seen = f"the last one was there at {since}, and Prometheus has none of their targets now (no series `up`)"
+    seen = f"the last series ended at {since}, and Prometheus now has no target of these exporters (no series `up`)"
     if now := _other_labels(ask, matcher, BUILD):
         to_do = f"Check the scrape job; if these are the same exporters: --source.matcher='{now[0]}'"
         return Absence("moved", f"{seen}; exporters have series with {'; '.join(now)}", to_do)
@@ -144,17 +146,19 @@ def _matching_before(ask: Ask, matcher: str, wall: float, find_monitors: FindMon
 
 
 def _never_matching(ask: Ask, matcher: str, find_monitors: FindMonitors | None) -> Absence:
-    """The case that no exporter has matched in the last days."""
+    """Explains why no exporter has matched in the last days."""
     if now := _other_labels(ask, matcher, BUILD):
         return Absence("excluded", f"exporters have series with {'; '.join(now)}", _choose(now))
     up = ask(f"up{{{matcher}}}") if matcher else []  # without a matcher these are the targets of all jobs
     if down := [row for row in up if row.value == 0.0]:
-        return Absence("unreached", f"{_count(down, len(up))}, and none had such a series in the last {LONGEST}", REACH)
+        return Absence(
+            "unreached", f"{_count(down, len(up))}, and none had a series of gpu-exporter in the last {LONGEST}", REACH
+        )
     if up:
-        seen = f"the targets answer (up is 1), but none had such a series in the last {LONGEST}"
+        seen = f"the targets answer (up is 1), but none had a series of gpu-exporter in the last {LONGEST}"
         return Absence("foreign", f"{seen}: {_name(up)}", COMPARE)
     if before := _other_labels(ask, matcher, f"last_over_time({BUILD}[{LONGEST}])"):
-        seen = f"exporters had series with {'; '.join(before)} in the last {LONGEST}, and have none now"
+        seen = f"exporters with {'; '.join(before)} had series in the last {LONGEST}, and have none now"
         return _with_monitors("gone", seen, "If the exporters were not removed, check the scrape job; ", find_monitors)
     names = "|".join(OTHERS)
     others = ask(f'count by (__name__) ({{__name__=~"{names}",origin!="gpu-exporter"}})')
@@ -165,17 +169,17 @@ def _never_matching(ask: Ask, matcher: str, find_monitors: FindMonitors | None) 
         return Absence(
             "others",
             f"Prometheus has only series of other exporters: {named}",
-            "They do not suffice here, since they do not show which holder was idle how long: install gpu-exporter "
-            "beside that exporter (docs/other-exporters.md)",
+            "These series do not show which holder was idle, and for how long: install gpu-exporter beside "
+            "that exporter (docs/other-exporters.md)",
         )
     to_do = "Add a scrape job as in alerts/prometheus.example.yaml; "
     no_target = ", and has no target that matches (no series `up`)" if matcher else ""
-    seen = f"Prometheus has had none with any label in the last {LONGEST}{no_target}"
+    seen = f"Prometheus has had no such series in the last {LONGEST}{no_target}"
     return _with_monitors("never", seen, to_do, find_monitors)
 
 
 def _with_monitors(kind: str, seen: str, to_do: str, find_monitors: FindMonitors | None) -> Absence:
-    """The case that Prometheus has no target, together with the findings of `find_monitors`, if it has any."""
+    """Explains that Prometheus has no target, together with the findings of `find_monitors`, if it has any."""
     found = find_monitors() if find_monitors is not None else None
     if found is None:
         return Absence(kind, seen, f"{to_do}{SELECTED}")
@@ -183,7 +187,7 @@ def _with_monitors(kind: str, seen: str, to_do: str, find_monitors: FindMonitors
 
 
 def _failing(ask: Ask, matcher: str) -> Absence | None:
-    """Targets that had series in the last day and do not answer."""
+    """Explains that some targets of the last day do not answer. None if all of them answer."""
     own = f"up{{{matcher}}} and on (job, instance) {_had_series(matcher, '1d:10m')}"
     down = ask(f"({own}) == 0")
     if not down:
@@ -192,7 +196,7 @@ def _failing(ask: Ask, matcher: str) -> Absence | None:
 
 
 def _without_holders(ask: Ask, matcher: str) -> Absence | None:
-    """The finding for exporters that report no holder at all; None if any exporter reports a holder."""
+    """Explains why exporters report no holder at all. None if any exporter reports a holder."""
     if ask(f"count(gpu_allocation_info{{{matcher}}})"):
         return None
     up = {
@@ -201,16 +205,18 @@ def _without_holders(ask: Ask, matcher: str) -> Absence | None:
     }
     silent = one_line(", ".join(sorted(source for source, value in up.items() if not value)), REASON_MAX)
     if silent:
-        seen = f"no holder of a GPU is reported, and a source of holders does not answer everywhere: {silent}"
+        seen = f"no exporter reports a holder, and on some nodes a source of holders does not answer: {silent}"
     else:
-        seen = "no holder of a GPU is reported" + (
-            ", and every source of holders answers" if up else ", since no exporter has a source of holders"
+        seen = "no exporter reports a holder" + (
+            ", and every source of holders answers" if up else ", because no exporter has a source of holders"
         )
-    return Absence("unheld", seen, "`gpu-exporter holders` on a node shows what each source of holders answers there")
+    return Absence(
+        "unheld", seen, "Run `gpu-exporter holders` on a node: it prints the answers of its sources of holders"
+    )
 
 
 def _young(ask: Ask, matcher: str, wall: float, needed_s: float) -> Absence | None:
-    """The case that the history is shorter than `needed_s` seconds."""
+    """Explains that the history is shorter than `needed_s` seconds. None if it is long enough."""
     window = f"{needed_s + 300.0:.0f}s:1m"
     rows = ask(f"min_over_time({moments_of(f'{BUILD}{{{matcher}}}')}[{window}])")
     since = rows[0].value if rows else wall
@@ -218,8 +224,11 @@ def _young(ask: Ask, matcher: str, wall: float, needed_s: float) -> Absence | No
         return None
     return Absence(
         "young",
-        f"Prometheus has watched the exporters since {moment(since)}, for {describe_duration(max(0.0, wall - since))}",
-        f"A holder is named after {describe_duration(needed_s)} without activity, so this answer is complete from "
+        (
+            f"Prometheus has series of the exporters only since {moment(since)}, for "
+            f"{describe_duration(max(0.0, wall - since))}"
+        ),
+        f"A holder appears here after {describe_duration(needed_s)} without activity, so this answer is complete from "
         f"{moment(since + needed_s)} on",
     )
 
@@ -246,7 +255,7 @@ def _other_labels(ask: Ask, matcher: str, series: str) -> list[str]:
 
 
 def _choose(values: Sequence[str]) -> str:
-    return f"Select the right ones, for example with --source.matcher='{values[0]}'"
+    return f"Select the right exporters, for example with --source.matcher='{values[0]}'"
 
 
 def _count(down: Sequence[VectorRow], of: int = 0) -> str:
@@ -257,7 +266,7 @@ def _count(down: Sequence[VectorRow], of: int = 0) -> str:
 
 
 def _name(targets: Sequence[VectorRow]) -> str:
-    """At most TARGETS_MAX targets by node and address."""
+    """Names at most TARGETS_MAX targets by node and address."""
     names = sorted({_target(row) for row in targets})
     more = f" and {len(names) - TARGETS_MAX} more" if len(names) > TARGETS_MAX else ""
     return ", ".join(names[:TARGETS_MAX]) + more

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
+import json
 import re
 import ssl
 from collections.abc import Mapping, Sequence
@@ -31,7 +33,7 @@ class Fetch(Protocol):
 class Credentials:
     """Credentials for a PromQL API: a bearer token, or a user with a password, and further headers.
 
-    Token and password are files that are read for each request, since they may be replaced while the program runs.
+    Token and password are files, read for each request, because they may change while the program runs.
     """
 
     def __init__(
@@ -60,11 +62,7 @@ class Credentials:
 
     def headers(self) -> dict[str, str]:
         """Headers of one request. Raises ValueError, whose text contains no part of a secret."""
-        headers = dict(self._headers)
-        if self._header_file is not None:
-            flag = f"{self._flags}.header-file"
-            lines = _read_secret(self._header_file, flag).splitlines()
-            headers |= dict(parse_header(line, f"{flag} {self._header_file}") for line in lines if line.strip())
+        headers = self._read_headers()
         if self._token is not None:
             token = _read_secret(self._token, f"{self._flags}.bearer-token-file")
             if not re.fullmatch(r"[\x21-\x7e]+", token):
@@ -79,6 +77,22 @@ class Credentials:
             pair = base64.b64encode(f"{self._user}:{password}".encode()).decode()
             headers["Authorization"] = f"Basic {pair}"
         return headers
+
+    def _read_headers(self) -> dict[str, str]:
+        headers = dict(self._headers)
+        if self._header_file is not None:
+            flag = f"{self._flags}.header-file"
+            lines = _read_secret(self._header_file, flag).splitlines()
+            headers |= dict(parse_header(line, f"{flag} {self._header_file}") for line in lines if line.strip())
+        return headers
+
+    def tenant(self) -> list[str]:
+        """What may choose the tenant of a server: headers, user and file of the token. A token itself may change while
+        the tenant stays. Secret, as headers are. Raises ValueError.
+        """
+        headers = sorted((name.lower(), value) for name, value in self._read_headers().items())
+        token = "" if self._token is None else str(self._token.absolute())
+        return [token, self._user, *(f"{name}: {value}" for name, value in headers)]
 
     def check_address(self, address: Address) -> None:
         """Raises ValueError if the address names a user, and these credentials name another user or a token."""
@@ -114,7 +128,7 @@ def _read_secret(path: Path, flag: str) -> str:
 
 
 def _build(ca: bytes | None, cert: bytes | None, key: bytes | None) -> ssl.SSLContext | None:
-    """The TLS context from the contents of these files. Raises OSError."""
+    """Builds the TLS context from the contents of these files. Raises OSError."""
     if ca is None and cert is None:
         return None
     with contextlib.ExitStack() as stack:
@@ -145,6 +159,13 @@ class Client:
         self._ca, self._cert, self._key = ca, cert, key
         self._files = self._read_files()
         self._context = _build(*self._files)
+
+    def tenant(self, address: Address) -> str:
+        """A digest of all that may choose which data this server shows to this client. Raises ValueError."""
+        cert = "" if self._cert is None else str(self._cert.absolute())
+        user = address.login.partition(":")[0]
+        texts = [cert, user, address.query, *self._credentials.tenant()]
+        return hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).hexdigest()
 
     def _read_files(self) -> tuple[bytes | None, ...]:
         return tuple(

@@ -28,9 +28,9 @@ class VectorRow(NamedTuple):
 
 
 def parse_vector(text: str, query: str, rows_max: int | None = None) -> list[VectorRow]:
-    """The rows of an answer of /api/v1/query. Raises AnswerError with a text that names the query.
+    """Parses the rows of an answer of /api/v1/query. Raises AnswerError with a text that names the query.
 
-    `rows_max`: the most rows. A text with more objects than this number of rows needs is refused before it is parsed.
+    `rows_max`: the most rows. A text with more objects than these rows need is not parsed.
     """
     if rows_max is not None and sum(map(text.count, "[{,")) > PARTS_MAX * (rows_max + 1):
         raise TooManyRows(f"the answer has more than {rows_max} rows: {query}")
@@ -55,19 +55,19 @@ def parse_vector(text: str, query: str, rows_max: int | None = None) -> list[Vec
 
 
 def _labels(metric: Any) -> dict[str, str]:
-    labels = dict(metric)
-    if not STRINGS.issuperset(map(type, labels.values())):  # JSON keys are strings; fast, since there are 300,000 rows
+    # JSON keys are strings. Fast and without a copy, since there are 300,000 rows.
+    if not isinstance(metric, dict) or not STRINGS.issuperset(map(type, metric.values())):
         raise TypeError
-    return labels
+    return metric
 
 
 def cluster_matchers(matcher: str) -> list[str]:
-    """The site's matchers for the label `cluster`. Recorded series keep this label, but lose `job`."""
+    """Returns the site's matchers for the label `cluster`. Recorded series keep this label, but lose `job`."""
     return [each[0] for each in CLUSTER.finditer(matcher)]
 
 
 def literal(value: str) -> str:
-    """An RE2 expression that matches exactly this value, escaped for a PromQL string."""
+    """Returns an RE2 expression that matches exactly this value, escaped for a PromQL string."""
     return quote(re.sub(r"([^A-Za-z0-9_-])", r"\\\1", value))
 
 

@@ -1,6 +1,6 @@
 """Slurm's lists of generic resources (GRES): `gpu:h100:2(IDX:0,2-3),shard:1(0/4,1/4)`. Pure.
 
-Rules: slurm.conf(5) "Gres", gres.conf(5), and what 22.05, 24.11 and 26.05 print.
+Rules: slurm.conf(5) "Gres", gres.conf(5), and the output of 22.05, 24.11 and 26.05.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ MAX_GRES_TEXT = 65_536
 class Gres(NamedTuple):
     """The GPUs of one GRES list. `shared`: GPUs that are used in part, and how they are divided (shard, mps).
 
-    `unnamed`: the number of GPUs that are counted without an index. `unnamed_share`: the list's item for a part of a
-    GPU, if it does not name the GPU.
+    `unnamed`: the number of GPUs without an index. `unnamed_share`: the list's item for a part of an unnamed GPU.
     """
 
     indexes: tuple[int, ...] = ()
@@ -45,7 +44,7 @@ class Gres(NamedTuple):
 
 
 def add_devices(lists: Iterable[Gres]) -> int | None:
-    """The number of devices in the lists of one job (one list per node), None if any list's number is unknown."""
+    """Counts the devices in the lists of one job (one list per node), None if any list's number is unknown."""
     counts = [each.devices for each in lists]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
@@ -85,7 +84,7 @@ def parse_gres(text: str) -> Gres:
 
 
 def split_gres(text: str) -> list[str]:
-    """The items between commas outside of brackets. Raises ValueError."""
+    """Returns the items between commas outside of brackets. Raises ValueError."""
     if text in UNSET or not text:
         return []
     items, start, depth = [], 0, 0

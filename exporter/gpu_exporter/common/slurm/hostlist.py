@@ -1,7 +1,7 @@
 """Slurm's list expressions: `n[0-1,7],login`, `r[1-2]n[1-4]`, `/dev/nvidia[0-3]`, and plain number ranges.
 
-Rules: slurm.conf(5), "NodeName"; pdsh and clush read them too. The text may come from a file that any user with write
-access edits, so the size of a list is checked before the list is built.
+Rules: slurm.conf(5), "NodeName"; pdsh and clush read them too. The text may come from a file that users edit, so the
+size of a list is checked before the list is built.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def parse_ranges(text: str) -> list[int]:
 
 
 def parse_names(text: str) -> list[str]:
-    """The names of an expression, in its order. Zero padding is kept.
+    """Returns the names of an expression, in its order. Zero padding is kept.
 
     Raises ValueError for unmatched brackets, for an invalid range, and for more than MAX_NAMES names.
     """
@@ -36,11 +36,11 @@ def parse_names(text: str) -> list[str]:
 
 
 def render_names(names: Iterable[str]) -> str:
-    """The expression for these names, such as `gpu-[01-40],login`, as parse_names reads it. Each name is contained
-    once, in natural order.
+    """Returns the expression for these names, such as `gpu-[01-40],login`, which parse_names can parse. The expression
+    contains each name once, in natural order.
 
     If names differ in several numbers, only the last of these numbers becomes a range. A name with a bracket or a comma
-    remains as it is, and the expression cannot be read back.
+    is not changed, and parse_names cannot parse the expression.
     """
     by_words: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""CPU time of each client address, so that no client can hold a core with valid requests."""
+"""Limits the CPU time of each client address, so that valid requests of one client cannot keep a core busy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CpuBudget:
         self._paid_at: dict[str, float] = {}  # when SHARE of a core has paid for all that it used
 
     async def pace(self, address: str, cpu_s: float) -> bool:
-        """Charges a step to an address and returns False. Above its budget, waits instead and returns True."""
+        """Charges a step to an address and returns False. Above the budget of the address, waits and returns True."""
         if self._paid_at.get(address, 0.0) - time.monotonic() <= BURST_S / SHARE:
             self.charge(address, cpu_s)
             return False
@@ -45,6 +45,6 @@ class CpuBudget:
 
 
 def measure(answer: Callable[[A], R], request: A) -> tuple[R, float]:
-    """The answer to a request, and the CPU seconds that it took. Called in a worker."""
+    """Returns the answer to a request, and the CPU seconds that it took. Runs in a worker."""
     began = time.thread_time()
     return answer(request), time.thread_time() - began

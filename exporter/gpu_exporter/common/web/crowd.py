@@ -1,4 +1,4 @@
-"""The connections of one port: their limits, and which connection is closed for a new one."""
+"""The connections of one port, their limits, and the choice of the connection that gives way to a new one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Connection:
         self.is_waiting, self.is_writing, self.since = waiting, writing, time.monotonic()
 
     def break_off(self) -> None:
-        """Closes the connection at once, and drops data that the kernel has not yet sent (possibly megabytes)."""
+        """Closes the connection immediately, and drops data that the kernel has not yet sent (possibly megabytes)."""
         with contextlib.suppress(OSError):
             self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
         if self.writer is not None:
@@ -64,7 +64,7 @@ class Crowd:
         return list(self._connections)
 
     def take(self, newcomer: Connection, *, has_tls: bool) -> bool:
-        """Adds a new connection. At a limit, closes the oldest connection that may give way; False if none may."""
+        """Adds a new connection. At a limit, closes the oldest connection that may give way, or returns False."""
         address_max, most = (TLS_ADDRESS_MAX, TLS_CONNECTIONS_MAX) if has_tls else (ADDRESS_MAX, CONNECTIONS_MAX)
         own = [other for other in self._connections if other.address == newcomer.address]
         has_room = True
@@ -79,7 +79,7 @@ class Crowd:
         self._connections.pop(connection, None)
 
     def begin_to_shake(self, connection: Connection) -> bool:
-        """Whether a connection may begin its TLS handshake; False if it was closed meanwhile.
+        """Returns whether a connection may begin its TLS handshake; False if it was closed meanwhile.
 
         Above the limit of handshakes, closes the oldest one: a normal handshake takes only milliseconds.
         """
@@ -92,7 +92,7 @@ class Crowd:
         return True
 
     def give_way(self, crowd: Sequence[Connection]) -> bool:
-        """Closes the oldest of these connections that may give way; False if none may."""
+        """Closes the oldest of these connections that may give way. Returns False if none of them may."""
         now = time.monotonic()
         for other in crowd:
             if other.may_give_way(now):

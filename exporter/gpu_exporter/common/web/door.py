@@ -1,8 +1,8 @@
 """Checks passwords one at a time, within a CPU budget that does not depend on the number of requests.
 
-bcrypt takes about 50 ms at cost 10. Addresses without a wrong password are checked first. Each wrong password doubles
-the delay of its address. Within an address the order is random, so a new Prometheus that shares the address of an
-attacker is delayed, but not locked out.
+bcrypt takes about 50 ms at cost 10. Addresses without a wrong password come first. Each wrong password doubles the
+delay of its address. Within an address, the order is random. So a new Prometheus behind an attacker's address is
+delayed, but not locked out.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Checks the Host header against DNS rebinding: a foreign web page could let its own name lead here and read the
-answer.
+"""Checks the Host header against DNS rebinding: a foreign web page could point its host name at this server and read
+the answers.
 
 Such a name is always in the attacker's domain. It is never an address, a name without a dot, the name of a cluster's
 Service, or the name of this machine.
@@ -20,7 +20,7 @@ RESOLVER_MAX = 65_536
 
 
 def own_names(machine: str = "", resolver: Path = RESOLVER) -> frozenset[str]:
-    """The machine's name, alone and in the search domains of resolv.conf(5)."""
+    """Returns the machine's name, alone and in the search domains of resolv.conf(5)."""
     machine = (machine or os.uname().nodename).lower()
     short = machine.partition(".")[0]
     try:
@@ -33,7 +33,7 @@ def own_names(machine: str = "", resolver: Path = RESOLVER) -> frozenset[str]:
 
 
 def is_expected(host: str, names: Collection[str]) -> bool:
-    """Whether `host`, the value of the header Host ("" for none), is accepted. `names`: own names in lower case."""
+    """Returns whether the value of the header Host ("" for none) is accepted. `names`: own names in lower case."""
     name = _name(host)
     if not name or "." not in name or name.endswith(OF_CLUSTERS) or name in names:
         return True

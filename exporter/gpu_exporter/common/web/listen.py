@@ -13,7 +13,7 @@ BACKLOG = 128  # connections that the kernel holds until they are accepted
 
 
 def listen_tcp(address: str) -> socket.socket:
-    """A listening TCP socket, for both families if the host is empty. Raises ValueError, OSError with the address."""
+    """Opens a listening TCP socket, for both families without a host. Raises ValueError, OSError with the address."""
     host, port = parse_listen_address(address)
     both = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
@@ -29,7 +29,7 @@ def listen_tcp(address: str) -> socket.socket:
 
 
 def listen_unix(path: Path, mode: int) -> socket.socket:
-    """A unix socket. `mode`: its permissions, regardless of the umask. Call it before other threads create files."""
+    """Opens a unix socket. `mode`: its permissions, whatever the umask. Call it before other threads create files."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     umask = os.umask(0o777 & ~mode)  # bind() sets 0777 minus the umask: the socket never has more permissions

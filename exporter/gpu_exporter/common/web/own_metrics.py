@@ -12,7 +12,7 @@ from gpu_exporter.common.web.server import HttpServer
 
 
 class OwnMetrics(Collector):
-    """The metrics of a process about its tasks, and about whether its port uses all of its web configuration."""
+    """The metrics of a process about its tasks, and about the web configuration of its port."""
 
     def __init__(self, prefix: str) -> None:
         self.tasks = Tasks()
@@ -27,7 +27,7 @@ class OwnMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         failures = CounterMetricFamily(
             f"{self._prefix}_task_failures",
-            "Internal errors, by the task in which they arose. The task lost one turn and went on.",
+            "Internal errors, by task. The task skipped one turn and continued.",
             labels=["task"],
         )
         for task, count in self.tasks.failures().items():
@@ -35,8 +35,9 @@ class OwnMetrics(Collector):
         yield failures
         uses = GaugeMetricFamily(
             f"{self._prefix}_web_config_success",
-            "1 if the port uses all of --web.config.file, 0 if its last change was refused, or was applied except for "
-            "a part that would open the port. Absent without the file.",
+            "State of --web.config.file: 1 if the whole file is in use, 0 if the process ignores its last "
+            "change or a part of it, e.g. because the port would have less protection. Absent without the "
+            "file.",
         )
         if self._server is not None and (is_current := self._server.uses_web_config()) is not None:
             uses.add_metric([], is_current)

@@ -24,8 +24,8 @@ class BadRequest(Exception):
 class Request(NamedTuple):
     """One request, without a body.
 
-    `headers`: by name in lower case; `host` is taken from an absolute target. `keeps`: the client keeps the connection
-    open.
+    `headers`: the values by name in lower case; `host` is taken from an absolute target. `keeps`: the client keeps the
+    connection open.
     """
 
     method: str
@@ -42,7 +42,7 @@ class Request(NamedTuple):
         return _quality(self.headers.get("accept-encoding", ""), "gzip", "*") > 0.0
 
     def takes_openmetrics(self) -> bool:
-        """Whether OpenMetrics is ranked above the plain text format."""
+        """Returns whether OpenMetrics is ranked above the plain text format."""
         accept = self.headers.get("accept", "")
         return _quality(accept, "application/openmetrics-text") > _quality(accept, "text/plain")
 

@@ -52,14 +52,14 @@ class Security:
         return not (self.wants_password or has_certificate)
 
     def recall(self, authorization: str) -> bool | None:
-        """Whether a header is correct, if the answer is already known; None if bcrypt must compute it."""
+        """Returns whether a header is correct, if the answer is already known; None if bcrypt must compute it."""
         known = self._tried.get(_digest(authorization))
         if known is None and self._parse(authorization) is None:
             return False
         return known
 
     def admits(self, authorization: str) -> bool:
-        """Whether an Authorization header names a user with the right password. Takes some 50 ms of CPU."""
+        """Returns whether an Authorization header names a user with the right password. Takes some 50 ms of CPU."""
         import bcrypt
 
         parsed = self._parse(authorization)
@@ -133,7 +133,7 @@ class WebConfig:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises WebConfigError."""
+        """Reads the settings from the file at `path`. Raises WebConfigError."""
         self._path = path
         self.security = Security(path)
         self.problem = ""
@@ -142,8 +142,8 @@ class WebConfig:
     def turn(self) -> bool:
         """Reads the files again. Returns true if `security` is new.
 
-        Applies a change only after two calls in a row have read the same content: a program may still be writing a
-        file.
+        Applies a change only after two calls in a row have read the same content, because a program may still be
+        writing.
         """
         settings, found = None, ""
         try:
@@ -166,8 +166,9 @@ class WebConfig:
             self.problem = f"{fault}; the previous certificates and passwords remain in use"
         elif kept:
             self.problem = (
-                f"{self._path}: without {kept} the port would be more open than before, so the former setting remains; "
-                "the rest of the file is in use: complete the file, or restart the process to open the port"
+                f"{self._path}: without {kept} the port would be less protected, so the former setting "
+                "remains in force, and the rest of the file is in use: complete the file, or restart the "
+                "process"
             )
         else:
             self.problem = ""

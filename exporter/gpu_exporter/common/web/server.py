@@ -72,10 +72,10 @@ class Site(Protocol):
     """The pages of a port."""
 
     def answer_at_once(self, request: Request) -> Reply | None:
-        """The reply if it needs no time (probes, errors, ready pages), else None. Called in the event loop's thread."""
+        """Returns a reply that needs no time (probes, errors, ready pages), else None. Runs in the event loop."""
 
     def answer(self, request: Request) -> Reply:
-        """The reply. Called in a worker. Any exception becomes status 500."""
+        """Returns the reply. Called in a worker. Any exception becomes status 500."""
 
 
 class _Listener:
@@ -159,8 +159,8 @@ class _Listener:
 
     @staticmethod
     async def _close(connection: Connection) -> None:
-        """Closes a connection. It counts until its socket is closed, because a client may never read the rest or
-        acknowledge the end.
+        """Closes a connection. The connection counts until its socket is closed, because a client may never read the
+        rest or acknowledge the end.
         """
         if connection.is_writing or connection.writer is None:
             connection.break_off()  # a slow client does not get the data that it has not read by now
@@ -256,7 +256,7 @@ class _Listener:
         connection.is_writing = False
 
     def renew(self, security: Security) -> None:
-        """Uses new certificates and passwords. Waiting connections end at once, others after their current reply."""
+        """Uses new certificates and passwords. Closes waiting connections now, others after their reply."""
         self.security = security
         for connection in self._crowd.all():
             connection.is_old = True
@@ -363,7 +363,7 @@ class HttpServer:
             await asyncio.wait(ending, timeout=END_S)
 
     def _reload(self) -> None:
-        """Uses new certificates and passwords."""
+        """Reads the certificates and passwords again, and uses them if they have changed."""
         assert self._config is not None and self._tcp is not None
         if self._config.turn():
             with contextlib.suppress(RuntimeError):  # the loop has already ended
@@ -373,12 +373,12 @@ class HttpServer:
         return self._config.security if self._config is not None else None
 
     def is_open(self) -> bool:
-        """Whether the TCP port needs neither a password nor a client certificate, by the settings in use."""
+        """Returns whether the TCP port needs neither a password nor a client certificate, by the settings in use."""
         security = self._tcp.security if self._tcp is not None else self._security()
         return security is None or security.is_open
 
     def uses_web_config(self) -> bool | None:
-        """Whether the TCP port uses all settings of its web configuration file; None without a file."""
+        """Returns whether the TCP port uses all settings of its web configuration file; None without a file."""
         return not self._config.problem if self._config is not None else None
 
     def start(self) -> None:

@@ -1,8 +1,8 @@
 """The file with the TLS and password settings of a port, in the format of Prometheus's own exporters.
 
-Format: github.com/prometheus/exporter-toolkit, docs/web-configuration.md. An unsupported setting is an error, because
-ignoring it would leave the port more open than the file requires. The last part of the file is missing if the program
-that writes it is interrupted. So a change of the file never reduces the protection of a port in use.
+Format: github.com/prometheus/exporter-toolkit, docs/web-configuration.md. An unsupported setting is an error: without
+it, the port would be less protected than the file requires. An interrupted program may leave a file without its last
+part. So a change of the file never reduces the protection of a port in use.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class WebSettings(NamedTuple):
     """The settings of a port, from one reading of its files.
 
     `tls`, `users`: the sections. `named`: by key, the content of the files that `tls` names. `kept`: the keys whose
-    former setting remains in force, since the new setting protects less. `digest`: of the content of all files.
+    former setting remains in force, because the new setting protects less. `digest`: digest of the content of all
+    files.
     """
 
     tls: Mapping[str, str]
@@ -75,7 +76,7 @@ def read_settings(path: Path, before: WebSettings | None = None) -> WebSettings:
 
 
 def strictness(tls: Mapping[str, str]) -> int:
-    """Strictness of the client authentication: the position of this setting in CLIENTS."""
+    """Returns the strictness of the client authentication: the position of this setting in CLIENTS."""
     return list(CLIENTS).index(tls.get("client_auth_type") or "NoClientCert")
 
 

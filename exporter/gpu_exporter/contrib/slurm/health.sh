@@ -1,9 +1,10 @@
 #!/bin/sh
-# gpu-exporter as HealthCheckProgram: a node takes no new jobs if not all of its GPUs answer, or if Slurm counts more GPUs
-# than answer.
+# gpu-exporter as HealthCheckProgram: a node takes no new jobs if one of its GPUs does not answer, is unusable or reported
+# a fault, or if Slurm counts more GPUs than answer.
 #
 # In slurm.conf: HealthCheckProgram=/etc/slurm/gpu-health.sh, HealthCheckInterval=300. Slurm ends the program after 60 s. It
-# checks only devices, so an outage of slurmctld or the kubelet drains no node. It reports the GPU and its fault. With the
+# checks only devices, so an outage of slurmctld or the kubelet drains no node. For fewer checks, replace "devices" by a
+# list such as lost,remap,reset,fabric,ready,count (docs/slurm.md). It reports the GPU and its fault. With the
 # line GPU_EXPORTER_DRAIN=yes (slurmd passes no such variable) it drains the node, with this report as the reason; otherwise
 # the report is only in slurmd's log, with SlurmdDebug=debug2.
 report=$(timeout 30 gpu-exporter --once --check=devices --timeout=20s 2>&1 >/dev/null)
@@ -17,10 +18,7 @@ case $? in
 esac
 echo "$report"
 [ "${GPU_EXPORTER_DRAIN:-no}" = yes ] || exit 0
-# The reason contains the first fault; the log contains the others. Every user of Slurm can read the reason.
-faults=$(printf '%s\n' "$report" | sed -n -e 's/^gpu-exporter: partial: //p' -e 's/^gpu-exporter: \(no GPU data: \)/\1/p')
-more=$(($(printf '%s\n' "$faults" | wc -l) - 1))
-reason=$(printf '%s\n' "${faults:-not all GPUs answer}" | head -n 1 | cut -c 1-200)
-[ "$more" -gt 0 ] && reason="$reason, and $more more"
-scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN Reason="gpu-exporter: $reason"
+# The reason names each check that failed, and the remedy; the log contains each fault. Every user of Slurm can read it.
+reason=$(printf '%s\n' "$report" | sed -n 's/^gpu-exporter: failed checks: //p' | head -n 1)
+scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN Reason="gpu-exporter: ${reason:-not all GPUs answer}"
 exit 0

@@ -1,10 +1,11 @@
 #!/bin/sh
 # gpu-exporter: writes which GPUs of this node a job has, and the job's owner, so that the exporter need not ask slurmctld.
 #
-# In slurm.conf: Prolog=/etc/slurm/prolog.d/gpu-exporter.sh and PrologFlags=Alloc (or Contain, which includes Alloc, and
-# shows the exporter jobs that have no step). Runs as root at the start of each job. Always ends with status 0, since a
-# prolog that fails drains the node. Starts only mkdir, date, mv, stat and install, and sends no request. Every value comes
-# from slurmd: variables that a job exports are not in this environment.
+# In slurm.conf: Prolog=/etc/slurm/prolog.d/* and PrologFlags=Alloc (or Contain, which includes Alloc, and shows the
+# exporter jobs that have no step). Install it as zzz-gpu-exporter.sh, so that Slurm runs it first. Runs as root at the
+# start of each job. Always ends with status 0, since a prolog that fails drains the node. Starts only mkdir, date, mv, stat
+# and install, and sends no request. Every value comes from slurmd: variables that a job exports are not in this
+# environment.
 directory=${GPU_EXPORTER_JOB_FILES:-/run/gpu-exporter/jobs}
 # /run/gpu-exporter/training gives each job a folder in which it may describe its training; empty: none. Mount a file
 # system of its own there (docs/torch.md).
@@ -19,6 +20,8 @@ say() { case $2 in '' | *[!A-Za-z0-9._@+-]*) ;; *) printf '%s=%s\n' "$1" "$2" ;;
     fresh=$directory/.$SLURM_JOB_ID.$$
     { # joined by &&: a file that lacks a line, since the disk was full meanwhile, would name fewer GPUs
         printf 'job=%s\ngpus=%s\nvisible=%s\n' "$SLURM_JOB_ID" "${SLURM_JOB_GPUS:-}" "${CUDA_VISIBLE_DEVICES:-}" &&
+            # Slurm sets this variable only for jobs with MPS. Jobs with shards look like jobs with whole GPUs here.
+            printf 'mps=%s\n' "${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:+yes}" &&
             say user "${SLURM_JOB_USER:-}" &&
             say uid "${SLURM_JOB_UID:-}" &&
             say account "${SLURM_JOB_ACCOUNT:-}" &&

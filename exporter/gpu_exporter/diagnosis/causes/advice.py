@@ -16,14 +16,14 @@ ENOUGH, MEAN_MIN = 2.0, 0.01
 
 
 class Advice(NamedTuple):
-    """An advice as a sentence. `number`: the number of workers to set, None if the advice is about something else."""
+    """One piece of advice, as a sentence. `number`: the number of workers to set; None for other advice."""
 
     text: str
     number: int | None = None
 
 
 def find_measured(case: CauseCase) -> Advice | None:
-    """The advice on `num_workers` that the training loop has measured itself. None without such a measurement."""
+    """Returns the advice on `num_workers` from the training loop's own measurement. None without such a measurement."""
     pace = find_pace(case)
     to_try = None if pace is None else pace.facts.get("workers_to_try")
     if pace is None or to_try is None:
@@ -33,11 +33,11 @@ def find_measured(case: CauseCase) -> Advice | None:
 
 
 def propose_workers(case: CauseCase, *, adds: bool = False) -> Advice:
-    """The advice on `num_workers` (of PyTorch's DataLoader), as far as memory allows.
+    """Returns the advice on `num_workers` (of PyTorch's DataLoader), limited by the free memory.
 
-    It is the number of CPUs for each process on a GPU, minus the CPUs that this process uses itself (at least one). If
-    no CPU remains, the advice is to ask for more CPUs. `adds`: CPUs are free, so the advice is the number that the loop
-    has measured, or at least one loader more than now.
+    The number: the CPUs for each process on a GPU, minus the CPUs that this process uses itself (at least one). If no
+    CPU remains, the advice is to ask for more CPUs. `adds`: CPUs are free, so the number is the one that the loop has
+    measured, or at least one more than now.
     """
     if adds and (measured := find_measured(case)):
         return measured
@@ -70,13 +70,13 @@ def propose_workers(case: CauseCase, *, adds: bool = False) -> Advice:
     if fits < 1:
         return Advice(f"ask for more memory: one more loader needs {size / GIB:.1f} GiB")
     return Advice(
-        f"set num_workers of the DataLoader to {have + fits}: more do not fit, since each needs {size / GIB:.1f} GiB",
+        f"set num_workers of the DataLoader to {have + fits}: more do not fit, because each needs {size / GIB:.1f} GiB",
         have + fits,
     )
 
 
 def count_threads(case: CauseCase) -> int:
-    """The number of threads that each process of the holder should have."""
+    """Returns the number of threads that each process of the holder should have."""
     found = find_cpus(case)
     cpus = 1.0 if found is None else found.advised
     processes = max((max(1, each.ranks or 0) for each in case.seen), default=1)
@@ -84,11 +84,13 @@ def count_threads(case: CauseCase) -> int:
 
 
 def propose_threads(case: CauseCase) -> str:
-    """The advice on the threads of each process."""
+    """Returns the advice on the threads of each process."""
     return f"set OMP_NUM_THREADS={count_threads(case)} (and the thread limit of other libraries)"
 
 
 def bound_gain(case: CauseCase) -> str:
-    """The largest possible gain of a remedy as text. "" at very low utilization, where this limit is useless."""
+    """Returns the largest possible gain of a remedy, as text; "" at very low utilization, where this limit means
+    nothing.
+    """
     mean = case.mean or 0.0
-    return f"at most {1.0 / mean:.1f} times, since the GPU is at {mean:.0%}" if mean >= GAIN_MIN else ""
+    return f"at most {1.0 / mean:.1f} times, because the GPU is at {mean:.0%}" if mean >= GAIN_MIN else ""

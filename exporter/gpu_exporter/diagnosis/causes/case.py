@@ -28,7 +28,7 @@ class HeldGpu(NamedTuple):
     """One whole GPU of the holder on this node.
 
     `label`: its index. `utilization`: mean over the window, None if unknown. `processes`: number of the holder's
-    contexts on it, None if not proven. `idle_run_s`: as in Window.
+    contexts on it, None if not proven. `idle_run_s`: length of the present idle run.
     """
 
     uuid: str
@@ -44,9 +44,10 @@ class CauseCase(NamedTuple):
 
     `uuid`: UUID of the GPU. `held_s`: seconds since the holder got the GPU. `worked`: whether any GPU of the holder was
     ever busy, None if unknown. `members`: all GPUs of the holder on this node. `looks`: readings of the host, oldest
-    first. `share`, `held`: shares of the node's GPUs that this holder and all holders have. `link`: PCIe bandwidth
-    while the GPU works, as a share of the maximum, None while unknown. `link_text`: both bandwidths. `memory`: share of
-    the GPU's memory in use, None while unknown. `training`: the report of the holder's training loop, None without one.
+    first. `share`: this holder's share of the node's GPUs. `held`: the share of all holders together. `link`: PCIe
+    bandwidth while the GPU works, as a share of the maximum, None while unknown. `link_text`: both bandwidths.
+    `memory`: share of the GPU's memory in use, None while unknown. `training`: the report of the holder's training
+    loop, None without a report.
     """
 
     state: str
@@ -87,11 +88,11 @@ class CauseCase(NamedTuple):
         return [each.processes for each in self.recent if each.processes is not None]
 
     def average(self, read: Callable[[HostEvidence], float | None]) -> float | None:
-        """The mean of a value over the recent readings of the host. None if too few of them contain it."""
+        """Returns the mean of a value over the recent readings of the host. None if too few of them contain it."""
         return _average([read(each) for each in self.recent])
 
     def average_processes(self, read: Callable[[ProcessEvidence], float | None]) -> float | None:
-        """The same for a value of the processes."""
+        """Returns the mean of a value of the processes over the recent readings. None if too few of them contain it."""
         return _average([None if each.processes is None else read(each.processes) for each in self.recent])
 
     @property
@@ -105,7 +106,7 @@ class CauseCase(NamedTuple):
     def bound(self) -> float | None:
         """The number of CPUs on which the holder's processes may run. None if unknown, or if they may use all CPUs.
 
-        If Slurm does not use cgroups, it binds jobs in this way. Other holders may be bound to the same CPUs.
+        Slurm without cgroups binds jobs in this way, perhaps several jobs to the same CPUs.
         """
         newest = self.recent[-1]
         found = None if newest.processes is None else newest.processes.cpus
@@ -113,7 +114,9 @@ class CauseCase(NamedTuple):
 
     @property
     def has_loaders(self) -> bool:
-        """Whether the holder has processes with PyTorch's name for data loaders. If not, CPU use identifies loaders."""
+        """Whether the holder has processes with PyTorch's name for data loaders. Otherwise, CPU use identifies
+        loaders.
+        """
         return any(each.named_loaders for each in self.seen)
 
     @property
@@ -133,7 +136,7 @@ def _average(values: Sequence[float | None]) -> float | None:
 
 
 class Needs(NamedTuple):
-    """A rule returns this if it lacks evidence. `text`: the missing evidence."""
+    """The answer of a rule without enough evidence. `text`: the missing evidence."""
 
     text: str
 
@@ -144,22 +147,28 @@ MORE = Needs("more looks at its host: a few minutes, or longer on a crowded node
 
 
 def need(case: CauseCase) -> Needs:
-    """The evidence that is missing if there are too few readings of the host, or readings without processes."""
+    """Returns the missing evidence if there are too few looks at the host, or looks without processes."""
     if not case.looks:
         return HOST if case.held_s > case.rules.window else MORE
     return PROCESSES if case.recent and not case.seen else MORE
 
 
 class Rule(NamedTuple):
-    """The rule for one cause.
+    """The rule for the cause that has the name of its module.
 
     `states`: the states in which the rule applies. `judge`: returns the cause, the missing evidence, or None if the
-    cause does not apply. `needs`, `against`: texts for the documentation: the evidence, and the reasons for a lower
-    confidence.
+    cause does not apply. `needs`, `against`: texts for the documentation, about the evidence and the reasons for a
+    lower confidence.
     """
 
-    name: str
     states: frozenset[str]
     judge: Callable[[CauseCase], Cause | Needs | None]
     needs: str
     against: str
+
+
+def rule(
+    states: frozenset[str], needs: str, against: str
+) -> Callable[[Callable[[CauseCase], Cause | Needs | None]], Rule]:
+    """Makes a function the `judge` of a rule. The parameters are as in Rule."""
+    return lambda judge: Rule(states, judge, needs, against)

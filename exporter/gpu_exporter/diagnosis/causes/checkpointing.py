@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import CauseCase, HostLook, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import CauseCase, HostLook, Needs, need, rule
 
 WORKS = 0.3  # mean utilization between the bursts
 COPY = 0.5  # received or read bytes, as a share of the written and sent ones
@@ -14,6 +14,14 @@ FALLS = 0.5  # utilization in a burst, as a share of that between bursts: less i
 OTHERS = 0.5  # pauses without a burst, as a share of the bursts: from here on, writing does not explain the pauses
 
 
+@rule(
+    states=frozenset(("low", "bursty")),
+    needs=(
+        "in ten minutes, three bursts of writes to block devices or over the holder's own network, and a lower"
+        " utilization during these bursts. Pauses without a burst must be fewer than half of the bursts"
+    ),
+    against="bursts during which the GPUs worked. Checkpoints on NFS, Lustre and similar file systems are not visible",
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     known = [look for look in case.looks if look.utilization is not None]
     if len(known) < case.rules.looks_min:
@@ -60,20 +68,5 @@ def _mean(looks: Sequence[HostLook]) -> float:
 
 
 def _group(looks: Sequence[HostLook], belongs: Callable[[HostLook], bool]) -> list[list[HostLook]]:
-    """The readings that belong, in groups of consecutive ones."""
+    """Groups the consecutive looks for which `belongs` is true."""
     return [list(group) for is_one, group in groupby(looks, belongs) if is_one]
-
-
-RULE = Rule(
-    name="checkpointing",
-    states=frozenset(("low", "bursty")),
-    judge=judge,
-    needs=(
-        "bytes written to block devices and sent over the own network, and the utilization in the same "
-        "looks; three bursts in ten minutes, and fewer than half as many pauses without a burst"
-    ),
-    against=(
-        "that the GPUs worked in some of the bursts. Checkpoints on NFS, Lustre and the like are never found, "
-        "because the kernel does not count their bytes for each holder"
-    ),
-)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, need, rule
 from gpu_exporter.diagnosis.causes.cpu_oversubscribed import is_oversubscribed
 from gpu_exporter.diagnosis.causes.shortage import OWN, find_cpus, find_short_of_cpu, is_all_bound
 
@@ -12,13 +12,13 @@ ADVICE = (
     " more CPUs. More workers would not help"
 )
 GAIN = "up to 65 % of an epoch; ResNet50 needs 3 to 4 CPUs for each GPU, ResNet18 12 to 24 (VLDB'21)"
-NAMELESS = "they may not be loaders: only torch 2.5 and newer give loaders a name"
+NAMELESS = "these may be other processes: only loaders of torch 2.5 and newer have a name"
 MOST = 0.5  # share of the CPU time that the loaders use
 WAITS = 0.6  # CPUs of the process on the GPU: if it uses more, it computes by itself
 
 
 def is_input_bound(case: CauseCase) -> bool:
-    """Whether loaders use most of the holder's CPU time, and the holder has no free CPU."""
+    """Returns whether loaders use most of the holder's CPU time, and the holder has no free CPU."""
     cores = case.average(lambda each: each.cores)
     loaders = case.average_processes(lambda each: None if each.loaders is None else each.loader_cores)
     if cores is None or loaders is None or loaders < MOST * cores:
@@ -26,6 +26,11 @@ def is_input_bound(case: CauseCase) -> bool:
     return find_short_of_cpu(case) == OWN and not is_oversubscribed(case)
 
 
+@rule(
+    states=frozenset(("low", "bursty", "held_idle")),
+    needs="the CPU time of the processes that do not use the GPU, and the CPUs of the holder",
+    against="the process on the GPU itself computes much; loaders have no name",
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     rank, cpus = case.average_processes(lambda each: each.rank_cores), find_cpus(case)
     if rank is None:
@@ -35,7 +40,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     number = max((each.loaders or 0 for each in case.seen), default=0)
     loaders = case.average_processes(lambda each: each.loader_cores) or 0.0
     against = "" if rank < WAITS else f"the process on the GPU uses {rank:.1f} CPUs itself"
-    who = "loaders" if case.has_loaders else "processes beside those on the GPU"
+    who = "loaders" if case.has_loaders else "processes that do not run on the GPU"
     return Cause(
         "cpu_bound_input",
         HIGH if rank < WAITS and case.has_loaders else MEDIUM,
@@ -45,12 +50,3 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         gain=GAIN if case.has_loaders else "",
         values=numbers(used_cpus=loaders, cpus=max(cpus.entitled, cpus.used)),
     )
-
-
-RULE = Rule(
-    name="cpu_bound_input",
-    states=frozenset(("low", "bursty", "held_idle")),
-    judge=judge,
-    needs="the CPU time of the processes that do not use the GPU, and the CPUs of the holder",
-    against="that the process on the GPU computes much itself; loaders without a name",
-)

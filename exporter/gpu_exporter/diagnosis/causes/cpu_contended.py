@@ -1,22 +1,30 @@
-"""The host is full, and the holder gets fewer CPUs than its limit or share. Only the site can change that."""
+"""The host is full, and the holder gets fewer CPUs than its limit or share. Only the site can change this."""
 
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, rule
 from gpu_exporter.diagnosis.causes.shortage import SITE, find_cpus, find_short_of_cpu
 
 HALF = 0.5  # of its CPUs: a holder that gets less is slowed for certain
 
 
+@rule(
+    states=WITH_PROCESS,
+    needs=(
+        "the CPUs that the holder uses, its limit or its share of the host by GPUs, a host without free CPUs, and"
+        " threads that wait for a CPU (PSI, or the number of runnable threads)"
+    ),
+    against="the kernel has no PSI; the holder gets more than half of its CPUs",
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     cpus = find_cpus(case)
     if cpus is None or find_short_of_cpu(case) != SITE:
         return None
     pressure = case.average(lambda each: each.pressure_cpu)
     waits = f"its tasks waited for a CPU {pressure:.0%} of the time" if pressure is not None else ""
-    waits = waits or f"{case.runnable or 0.0:.0f} of its threads want to run"
-    of = "" if cpus.limit is not None else " that are its share by GPUs"
+    waits = waits or f"{case.runnable or 0.0:.0f} of its threads are runnable"
+    of = "" if cpus.limit is not None else " (its share by GPUs)"
     is_half = cpus.used < HALF * cpus.entitled
     against = "" if is_half else "it gets more than half of its CPUs"
     if pressure is None:
@@ -24,20 +32,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     return Cause(
         "cpu_contended",
         HIGH if not against else MEDIUM,
-        f"it gets {cpus.used:.2g} of the {cpus.entitled:.3g} CPUs{of}, others use {cpus.others:.3g} of the host's"
-        f" {cpus.host or 0.0:.3g}, and none is left; {waits}",
+        f"it gets {cpus.used:.2g} of {cpus.entitled:.3g} CPUs{of}; others use {cpus.others:.3g} of the host's "
+        f"{cpus.host or 0.0:.3g} CPUs, and no CPU is free; {waits}",
         against=against,
         values=numbers(used_cpus=cpus.used, cpus=cpus.entitled, other_cpus=cpus.others),
     )
-
-
-RULE = Rule(
-    name="cpu_contended",
-    states=WITH_PROCESS,
-    judge=judge,
-    needs=(
-        "the CPUs that the holder uses, its limit or its share of the host by GPUs, a host without free CPUs, and"
-        " threads that wait for a CPU (PSI, or the number of threads that want to run)"
-    ),
-    against="a kernel without PSI; a holder that gets more than half of its CPUs",
-)

@@ -1,23 +1,23 @@
-"""Far more threads want to run than the holder has CPUs: the opposite of too few workers."""
+"""Far more threads want to run than the holder has CPUs."""
 
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.advice import count_threads, propose_threads, propose_workers
-from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, need, rule
 from gpu_exporter.diagnosis.causes.shortage import NOBODY, OWN, find_cpus, find_short_of_cpu
 
 MORE_THAN = 4  # threads above the number of CPUs: two on one CPU are no fault
 
 
 def find_room(case: CauseCase) -> float | None:
-    """The CPUs for the holder's threads: its limit, or without a limit the larger of its share and the usable CPUs."""
+    """Finds the CPUs for the holder's threads: its limit; without one, the larger of its share and the usable CPUs."""
     cpus = find_cpus(case)
     return None if cpus is None else cpus.entitled if cpus.limit is not None else max(cpus.entitled, cpus.usable)
 
 
 def is_oversubscribed(case: CauseCase) -> bool:
-    """Whether many more threads are runnable than the holder has CPUs, and threads wait for a CPU."""
+    """Returns whether many more threads are runnable than the holder has CPUs, and threads wait for a CPU."""
     runnable, room, rules = case.runnable, find_room(case), case.rules
     if runnable is None or room is None or runnable < max(rules.runnable_min * room, room + MORE_THAN):
         return False
@@ -25,6 +25,14 @@ def is_oversubscribed(case: CauseCase) -> bool:
     return find_short_of_cpu(case) != NOBODY or pressure >= rules.pressure_cpu_min
 
 
+@rule(
+    states=WITH_PROCESS,
+    needs="the number of threads that run or wait for a CPU, the CPUs of the holder, and quota, pressure or use",
+    against=(
+        "the holder does not use all CPUs of its share (low confidence); its two busiest processes have more than 256"
+        " threads"
+    ),
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     runnable, room = case.runnable, find_room(case)
     if runnable is None or room is None:
@@ -38,8 +46,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     counted = all(each.is_all_threads for each in case.seen)
     is_own = find_short_of_cpu(case) == OWN
     switches = case.average_processes(lambda each: each.switches) or 0.0
-    against = [] if is_own else ["it does not use the CPUs that it is entitled to"]
-    against += [] if counted else ["of its two busiest processes, only 256 threads were counted"]
+    against = [] if is_own else ["it does not use all of its CPUs"]
+    against += [] if counted else ["only 256 threads of its two busiest processes were counted"]
     return Cause(
         "cpu_oversubscribed",
         LOW if not is_own else HIGH if runnable >= case.rules.runnable_high * room else MEDIUM,
@@ -57,15 +65,3 @@ def judge(case: CauseCase) -> Cause | Needs | None:
             runnable_threads=runnable, cpus=room, threads_to_set=None if by_loaders else count_threads(case)
         ),
     )
-
-
-RULE = Rule(
-    name="cpu_oversubscribed",
-    states=WITH_PROCESS,
-    judge=judge,
-    needs=("the number of threads that run or wait for a CPU, the CPUs of the holder, and quota, pressure or use"),
-    against=(
-        "a holder that does not use the CPUs to which it is entitled (low confidence); more than 256 threads in the two"
-        " busiest processes"
-    ),
-)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.advice import bound_gain
-from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, need, rule
 from gpu_exporter.diagnosis.causes.cpu_bound_input import is_input_bound
 from gpu_exporter.diagnosis.causes.cpu_oversubscribed import is_oversubscribed
 from gpu_exporter.diagnosis.causes.shortage import OWN, find_short_of_cpu
 
 
+@rule(
+    states=WITH_PROCESS,
+    needs="the periods of the CFS quota (`cpu.stat`), and the threads of the processes",
+    against=(
+        "the mean use is far below the quota; threads are not visible, and a holder with too many threads looks the"
+        " same"
+    ),
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     throttled, rules = case.throttled, case.rules
     if throttled is None:
@@ -25,20 +33,11 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     return Cause(
         "cpu_quota",
         HIGH if throttled >= rules.throttled_high and is_full and case.runnable is not None else MEDIUM,
-        f"its quota of {quota:.2g} CPUs{'' if is_full else ', or that of one of its containers,'} ran out in"
-        f" {throttled:.0%} of the periods",
+        f"its quota of {quota:.2g} CPUs{'' if is_full else ', or the quota of one of its containers,'} ran out in "
+        f"{throttled:.0%} of the periods",
         against=against
         if case.runnable is not None
-        else "the number of its threads is unknown: too many threads look the same",
+        else "the number of its threads is unknown, and too many threads look the same",
         gain=bound_gain(case),
         values=numbers(cpus=quota, throttled_ratio=throttled),
     )
-
-
-RULE = Rule(
-    name="cpu_quota",
-    states=WITH_PROCESS,
-    judge=judge,
-    needs="the periods of the CFS quota (`cpu.stat`), and the threads of the processes",
-    against="a mean use far below the quota; threads that are not visible, because too many threads look the same",
-)

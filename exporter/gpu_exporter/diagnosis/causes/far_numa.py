@@ -1,11 +1,16 @@
-"""The processes on the GPU may run only on CPUs of another NUMA node."""
+"""The processes on the GPU can run only on CPUs of another NUMA node."""
 
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import MEDIUM, Cause
-from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, need, rule
 
 
+@rule(
+    states=WORKING,
+    needs="the CPUs on which the processes can run, and the CPUs near the GPU (NVML)",
+    against="the cost depends on the amount of data that is copied to the GPU (always shown)",
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.seen:
         return need(case)
@@ -16,14 +21,5 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         "far_numa",
         MEDIUM,
         f"its processes may run only on the CPUs {far[-1]}, none of which is near this GPU",
-        against="the cost depends on the amount of data that is copied to the GPU",
+        against="the cost depends on the amount of data copied to the GPU",
     )
-
-
-RULE = Rule(
-    name="far_numa",
-    states=WORKING,
-    judge=judge,
-    needs="the CPUs on which the processes may run, and the CPUs near the GPU (NVML)",
-    against="always: the cost depends on the amount of data that is copied to the GPU",
-)

@@ -12,7 +12,7 @@ ORDER = (LOW, MEDIUM, HIGH)
 
 
 def find_pace(case: CauseCase) -> TrainingPace | None:
-    """The pace (time of each step and its parts) in the last minutes. None without a report or with too few steps."""
+    """Returns the pace (time of each step and its parts) in the last minutes. None with too few steps."""
     pace = case.training
     if pace is None or pace.silent_s > case.rules.window:
         return None
@@ -20,7 +20,7 @@ def find_pace(case: CauseCase) -> TrainingPace | None:
 
 
 def find_compute(case: CauseCase) -> TrainingPace | None:
-    """The pace if the loop hardly waits for data, so the GPU waits for something else. Otherwise None."""
+    """Returns the pace if the loop hardly waits for data, so that the GPU waits for something else; else None."""
     pace = find_pace(case)
     return pace if pace is not None and pace.wait is not None and pace.wait < case.rules.wait_min else None
 
@@ -28,7 +28,7 @@ def find_compute(case: CauseCase) -> TrainingPace | None:
 def describe_wait(pace: TrainingPace) -> str:
     """Describes the share of each step in which the loop waits for data."""
     rank = "" if pace.waiting_rank is None or pace.ranks < 2 else f" on rank {pace.waiting_rank}"
-    unseen = "" if pace.is_gpu else " (the GPU may work meanwhile)"
+    unseen = "" if pace.is_gpu else " (the GPU may work during this time)"
     workers = pace.facts.get("num_workers")
     has = "" if workers is None else f"; its DataLoader has {workers} worker{'s' * (workers != 1)}"
     return f"its loop waits for data in {pace.wait or 0.0:.0%} of each step{rank}{unseen}{has}"
@@ -52,9 +52,9 @@ def judge_phase(case: CauseCase, name: str, phase: str) -> Cause | None:
 
 
 def add_inside(case: CauseCase, cause: Cause) -> Cause:
-    """Adds the loop's report to a cause of slow input. A wait for data raises the confidence, no wait lowers it.
+    """Adds the loop's report to a cause of slow input: a wait for data raises the confidence, no wait lowers it.
 
-    The confidence of causes that delay a mark is never raised: a job could write a false report to get a delay.
+    The report never raises the confidence of a cause that delays a mark, because a job could write a false report.
     """
     pace = find_pace(case)
     if pace is None or pace.wait is None or cause.name not in OF_INPUT or describe_wait(pace) in cause.evidence:
@@ -66,5 +66,5 @@ def add_inside(case: CauseCase, cause: Cause) -> Cause:
         return cause._replace(confidence=confidence, evidence=f"{cause.evidence}; {describe_wait(pace)}")
     if cause.name == "cpu_quota":
         return cause
-    against = "; ".join(filter(None, (cause.against, f"its loop waits for data only in {pace.wait:.0%} of each step")))
+    against = "; ".join(filter(None, (cause.against, f"its loop waits for data in only {pace.wait:.0%} of each step")))
     return cause._replace(confidence=LOW, against=against)

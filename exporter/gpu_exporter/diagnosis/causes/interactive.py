@@ -1,13 +1,18 @@
-"""A person works at a terminal or in a notebook. Process names can lead to this cause, but never to a state."""
+"""A person works at a terminal or in a notebook."""
 
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, need, rule
 
 QUIET = 0.5  # CPUs: a program that uses more does something else
 
 
+@rule(
+    states=IDLE,
+    needs="a process with a terminal or with the name of a notebook server, and the CPUs in use",
+    against="a batch job can be started from a terminal (always shown)",
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.seen:
         return need(case)
@@ -22,12 +27,3 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against="a batch job can be started from a terminal too",
         values=numbers(used_cpus=cores),
     )
-
-
-RULE = Rule(
-    name="interactive",
-    states=IDLE,
-    judge=judge,
-    needs="whether a process has a terminal or the name of a notebook server, and the CPUs in use",
-    against="always: a batch job can be started from a terminal",
-)

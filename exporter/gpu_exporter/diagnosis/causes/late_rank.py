@@ -1,15 +1,23 @@
-"""Some GPUs of the holder spin in a collective, and a rank that they may wait for is on this node."""
+"""Some GPUs of the holder spin in a collective operation, and perhaps wait for a rank on this node."""
 
 from __future__ import annotations
 
 from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, Needs, Rule
+from gpu_exporter.diagnosis.causes.case import CauseCase, HeldGpu, Needs, rule
 
 AROUND_S = 900.0  # the late rank may have stopped long before the collective in which the others wait
-OTHERS = Needs("the job's other nodes: the rank that the others wait for is not on this one")
+OTHERS = Needs("the exporters of the job's other nodes: the late rank is not on this node")
 
 
+@rule(
+    states=frozenset(("stalled", "held_idle")),
+    needs=(
+        "a [stall](stalls.md) on a GPU of the holder. Also, on this node, another GPU of the holder at 0 %, or a"
+        " process that a signal stopped"
+    ),
+    against="see the evidence of the stall",
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     spinning = [each for each in case.members if each.spin is not None and each.spin.is_stall]
     if not spinning:
@@ -40,15 +48,3 @@ def _is_late(gpu: HeldGpu, run_s: float) -> bool:
     """Whether a GPU became idle when the others began to wait. A GPU without a process does not count."""
     idle_s = gpu.idle_run_s or 0.0
     return gpu.utilization == 0.0 and gpu.processes != 0.0 and 0.0 < idle_s <= run_s + AROUND_S
-
-
-RULE = Rule(
-    name="late_rank",
-    states=frozenset(("stalled", "held_idle")),
-    judge=judge,
-    needs=(
-        "a [stall](stalls.md) on a GPU of the holder, and another of its GPUs on the same node at 0 %, or a"
-        " process that was stopped by a signal"
-    ),
-    against="see the evidence of the stall",
-)

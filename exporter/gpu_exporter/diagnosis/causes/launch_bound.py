@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.advice import bound_gain
-from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, rule
 from gpu_exporter.diagnosis.causes.inside import find_compute
 
 COMPILE = "compile the model: torch.compile(model, mode='reduce-overhead') uses CUDA graphs; or raise batch_size"
 OTHER = "other work of Python in each step, such as a metric or `.item()`, looks the same"
 MODEL = ("forward", "backward", "optimizer")  # phases in which a step launches kernels
 MODEL_MIN = 0.7  # share of the step in them that leaves no room for other work of Python
-UNKNOWN = "the CPU time of the process is not known: it may wait for something else in the step"
+UNKNOWN = "the CPU time of the process is unknown, so it may wait for something else in the step"
 USED_MAX = 0.7  # mean utilization: above it, the GPU has work most of the time
 
 
+@rule(
+    states=WORKING,
+    needs=(
+        "hardly any wait for data by the training loop's [report](torch.md), utilization below 70 %, and the CPU time"
+        " of the process on the GPU"
+    ),
+    against=(
+        "other Python work in the step, such as an evaluation or an optimizer on the CPU, looks the same. The"
+        " confidence is low unless the measured phases forward, backward and optimizer fill the step"
+    ),
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     pace = find_compute(case)
     if pace is None or pace.step_s is None or case.mean is None or case.mean >= USED_MAX:
@@ -42,18 +53,3 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         gain=bound_gain(case),
         values=numbers(wait_ratio=pace.wait, step_seconds=pace.step_s, busy_ratio=case.mean),
     )
-
-
-RULE = Rule(
-    name="launch_bound",
-    states=WORKING,
-    judge=judge,
-    needs=(
-        "the training loop's own report: hardly any wait for data, while utilization is below 70 %; and the CPU time of"
-        " the process on the GPU"
-    ),
-    against=(
-        "other work of Python in the step, such as an evaluation or an optimizer on the CPU, looks the same: low,"
-        " unless the measured phases forward, backward and optimizer fill the step"
-    ),
-)

@@ -1,13 +1,18 @@
-"""The PCIe link runs below its maximum bandwidth while the GPU works. The site must repair it; the owner cannot."""
+"""The PCIe link runs below its maximum bandwidth while the GPU works. Only the site can repair it."""
 
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, rule
 
 LINK = Needs("the PCIe link of the GPU while it works (collector pcie-link)")
 
 
+@rule(
+    states=WORKING,
+    needs="generation and lanes of the PCIe link while the GPU works, and their maximum in this slot (NVML)",
+    against="a slow link hardly slows down a job that copies little (always shown)",
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     if case.link is None:
         return LINK
@@ -20,12 +25,3 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against="a job that copies little is not slowed by it",
         values=numbers(link_ratio=case.link),
     )
-
-
-RULE = Rule(
-    name="link_degraded",
-    states=WORKING,
-    judge=judge,
-    needs="generation and lanes of the PCIe link while the GPU works, and their maximum in this slot (NVML)",
-    against="always: a job that copies little is not slowed by it",
-)

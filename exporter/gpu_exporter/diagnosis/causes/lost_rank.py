@@ -1,12 +1,17 @@
-"""A member of the gang cannot continue, so the other GPUs wait in vain. The detection of stalls found the proof."""
+"""A member of the gang cannot continue, so the other GPUs wait for ever."""
 
 from __future__ import annotations
 
 from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Rule
+from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, rule
 
 
+@rule(
+    states=IDLE | {"stalled"},
+    needs="a [stall](stalls.md) on a GPU of the holder, and [proof](stalls.md#proof) on this node",
+    against="see the evidence of the stall",
+)
 def judge(case: CauseCase) -> Cause | None:
     spins = {each.uuid: each.spin for each in case.members if each.spin is not None and each.spin.is_stall}
     proven = [spin for spin in spins.values() if spin.proof]
@@ -23,15 +28,3 @@ def judge(case: CauseCase) -> Cause | None:
             run_seconds=max(spin.run_s for spin in proven),
         ),
     )
-
-
-RULE = Rule(
-    name="lost_rank",
-    states=IDLE | {"stalled"},
-    judge=judge,
-    needs=(
-        "a [stall](stalls.md) on a GPU of the holder, and proof on this node: a rank's process ended or was stopped"
-        " when the others began to wait, or a GPU reported an XID or does not answer"
-    ),
-    against="see the evidence of the stall",
-)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, need, rule
 from gpu_exporter.diagnosis.causes.shortage import OWN, find_short_of_memory, most_of_memory
 
 GIB = 2**30
@@ -13,7 +13,7 @@ BLOCKED = 0.25  # processes that wait for a disk, mean: without PSI the only sig
 
 
 def is_waiting(case: CauseCase) -> bool:
-    """Whether processes of the holder wait for memory, or were killed because the holder lacked memory."""
+    """Returns whether processes of the holder wait for memory, or were killed because the holder lacked memory."""
     rules = case.rules
     some = case.average(lambda each: each.pressure_memory)
     full = case.average(lambda each: each.memory_full) or 0.0
@@ -22,7 +22,8 @@ def is_waiting(case: CauseCase) -> bool:
     if some is not None:
         return some >= rules.pressure_memory_min and full > 0.0
     refaults = case.average(lambda each: each.refaults) or 0.0
-    return _is_near(case) and refaults >= rules.refaults_min and _count_blocked(case) >= BLOCKED
+    blocked = case.average_processes(lambda each: float(each.blocked)) or 0.0
+    return _is_near(case) and refaults >= rules.refaults_min and blocked >= BLOCKED
 
 
 def _is_near(case: CauseCase) -> bool:
@@ -35,12 +36,8 @@ def _is_cache(case: CauseCase) -> bool:
     return (newest.memory_cache or 0.0) >= CACHE * (newest.memory_bytes or 0.0) > 0.0
 
 
-def _count_blocked(case: CauseCase) -> float:
-    return case.average_processes(lambda each: float(each.blocked)) or 0.0
-
-
 def describe_memory(case: CauseCase) -> list[str]:
-    """The evidence that the holder waits for memory, as texts."""
+    """Returns the evidence that the holder waits for memory, as texts."""
     newest, rules = case.recent[-1], case.rules
     killed = sum(each.killed or 0.0 for each in case.recent)
     some, refaults = case.average(lambda each: each.pressure_memory), case.average(lambda each: each.refaults) or 0.0
@@ -56,6 +53,17 @@ def describe_memory(case: CauseCase) -> list[str]:
     )
 
 
+@rule(
+    states=WITH_PROCESS,
+    needs=(
+        "how long tasks waited for memory (PSI), and processes that the OOM killer ended. Without PSI: pages that the"
+        " kernel evicts and reads again while processes wait near the limit"
+    ),
+    against=(
+        "the kernel has no PSI; the time in which all tasks waited together was short. If the holder's own limit is"
+        " not near, the confidence is low"
+    ),
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.recent:
         return need(case)
@@ -81,15 +89,3 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against=against,
         values=numbers(waiting_ratio=some, memory_ratio=most_of_memory(case) or None),
     )
-
-
-RULE = Rule(
-    name="memory_pressure",
-    states=WITH_PROCESS,
-    judge=judge,
-    needs=(
-        "how long tasks waited for memory (PSI); without PSI, pages that are evicted and read again while processes "
-        "wait and the limit is nearly reached; processes that the OOM killer ended"
-    ),
-    against="a kernel without PSI; rarely all tasks waited at once; the holder's own limit is not near: then low",
-)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, rule
 from gpu_exporter.diagnosis.causes.starting import is_at_work, is_new
 
 
+@rule(
+    states=frozenset(("held_no_process",)),
+    needs="an empty list of processes from the driver, after the driver has listed a process",
+    against="the holder works on its host, perhaps to prepare data; the holder's work on the host is unknown",
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     cores = case.average(lambda each: each.cores) or 0.0
     works = is_at_work(case)
@@ -21,12 +26,3 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against=against,
         values=numbers(used_cpus=cores if case.recent else None),
     )
-
-
-RULE = Rule(
-    name="no_process",
-    states=frozenset(("held_no_process",)),
-    judge=judge,
-    needs="an empty list of processes from the driver, which counts only after the driver has listed any process",
-    against="work of the holder on its host, which may be preparation; or unknown work on the host",
-)

@@ -1,13 +1,21 @@
-"""The node lacks memory: the holder's tasks wait or are killed although its own limit is not near. For the site."""
+"""The node lacks memory: the holder's tasks wait or are killed although its own limit is not near."""
 
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, rule
 from gpu_exporter.diagnosis.causes.memory_pressure import describe_memory, is_waiting
 from gpu_exporter.diagnosis.causes.shortage import FAR, SITE, find_short_of_memory, most_of_memory
 
 
+@rule(
+    states=WITH_PROCESS,
+    needs="tasks that waited for memory or were killed, although the holder's own limit was not near",
+    against=(
+        "the holder has no memory limit, or its memory is not far below the limit, so the holder itself perhaps fills"
+        " the node"
+    ),
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.recent or not is_waiting(case) or find_short_of_memory(case) != SITE:
         return None
@@ -18,15 +26,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         "node_memory",
         HIGH if 0.0 < share < FAR else MEDIUM,
         "; ".join(describe_memory(case)),
-        against="" if 0.0 < share < FAR else "it has no memory limit of its own, or is not far below it",
+        against="" if 0.0 < share < FAR else "it has no memory limit of its own, or is near this limit",
         values=numbers(memory_ratio=share or None),
     )
-
-
-RULE = Rule(
-    name="node_memory",
-    states=WITH_PROCESS,
-    judge=judge,
-    needs="tasks that waited for memory or were killed, as in memory_pressure; the holder's own limit was not near",
-    against="a holder without a memory limit, or not far below it: this holder itself may fill the node",
-)

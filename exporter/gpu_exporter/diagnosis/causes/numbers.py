@@ -10,62 +10,67 @@ from gpu_exporter.common.config.defaults import Settings
 
 
 class CauseRules(NamedTuple):
-    """Thresholds. Ratios are 0 to 1. The first ones are settings of a site. `off`: causes that are not looked for."""
+    """Thresholds of the rules. Ratios are 0 to 1. The first ones are settings of a site. `off`: the disabled causes."""
 
     off: AbstractSet[str] = frozenset()
     steps: str = Settings().causes.steps
     start_max: float = Settings().causes.start_max
     window: float = 300.0
-    """seconds; causes are judged over the looks at the holder's host in this time ..."""
+    """Seconds. Causes are judged over the looks (readings of the holder's host) of this period."""
     looks_min: int = 4
-    """... of which there must be this many; there is one every 15 s, or fewer on a crowded node"""
+    """The smallest number of looks. The exporter takes one look every 15 s, or fewer on a crowded node."""
     throttled_min: float = 0.1
-    """share of the periods in which the CPU quota ran out ..."""
+    """The holder lacks CPUs if its CPU quota runs out in this share of the periods."""
     throttled_high: float = 0.25
-    """... and from this share on the confidence is high"""
+    """The confidence is high if the CPU quota runs out in this share of the periods."""
     runnable_min: int = 2
-    """runnable threads for each CPU that are too many ..."""
+    """The holder has too many threads if at least this many threads are runnable for each CPU."""
     runnable_high: int = 4
-    """... and from this number on the confidence is high"""
+    """The confidence is high if at least this many threads are runnable for each CPU."""
     full_ratio: float = 0.85
-    """a CPU is full from this use on: a loader also waits for its disk and its queue"""
+    """A CPU is full if at least this share is in use. A full loader does not reach 1, because it also waits for its
+    disk and its queue.
+    """
     free_cpus: int = 2
-    """CPUs that must be free before more workers are advised"""
+    """This many CPUs must be free before the advice proposes more workers."""
     pressure_cpu_min: float = 0.4
-    """share of the time in which a task waited for a CPU (PSI)"""
+    """Tasks lack CPUs if some task waits for a CPU in this share of the time (PSI)."""
     pressure_memory_min: float = 0.1
-    """... and for memory"""
+    """Tasks lack memory if some task waits for memory in this share of the time (PSI)."""
     memory_full_high: float = 0.05
-    """share of the time in which all tasks waited for memory; datapath-doctor warns from 5 %"""
+    """The confidence is high if all tasks wait for memory in this share of the time. datapath-doctor warns from 5 %."""
     memory_near: float = 0.9
-    """memory in use, as a share of the limit, where there is no PSI ..."""
+    """The holder is near its memory limit if it uses this share of the limit."""
     refaults_min: int = 20
-    """... and then pages a second that were evicted and read again"""
+    """Without PSI, the holder lacks memory if this many pages per second are evicted and read again near the limit."""
     shm_ratio: float = 0.9
-    """share of /dev/shm in use"""
+    """The shared memory is full if this share of /dev/shm is in use."""
     link_ratio: float = 0.75
-    """share of the bandwidth of the PCIe link while the GPU works: half the lanes, or a generation less"""
+    """The PCIe link of a working GPU is degraded below this share of its bandwidth: half the lanes, a generation less.
+    """
     burst_bytes: int = 20000000
-    """bytes per second, written or sent in one look, that are a checkpoint"""
+    """A look with at least this many bytes per second, written and sent together, is part of a checkpoint."""
     bursts_min: int = 3
-    """... of which there must be this many in ten minutes: a single one may be a coincidence"""
+    """Number of checkpoints that must be seen in ten minutes, because a single burst may be a coincidence."""
     reads_min: int = 500
-    """reads a second; datapath-doctor warns from 500 ..."""
+    """The holder makes many reads if it makes at least this many per second. datapath-doctor warns from 500."""
     read_small: int = 65536
-    """... of at most this many bytes on average ..."""
+    """Reads are small if they have at most this many bytes on average."""
     read_tiny: int = 16384
-    """... and from this size on the confidence is high"""
+    """The confidence is high if reads have at most this many bytes on average."""
     wait_min: float = report_rules.WAIT_MIN
-    """share of its steps that a training loop waits for data; TraceML and datapath-doctor warn from here ..."""
+    """A wait for data is a cause if it takes at least this share of the loop's steps. TraceML and datapath-doctor warn
+    from this share.
+    """
     wait_high: float = 0.2
-    """... and from this share on the confidence is high"""
+    """The confidence is high if the wait takes at least this share of the loop's steps."""
     phase_min: float = report_rules.PHASE_MIN["checkpoint"]
-    """share of its steps in checkpoints, or in metrics and logs"""
+    """Checkpoints, or metrics and logs, are a cause if they take at least this share of the loop's steps."""
     memory_low: float = 0.45
-    """share of the GPU's memory in use, below which a larger batch fits"""
+    """A larger batch fits if at most this share of the GPU's memory is in use."""
 
 
 def cause_rules(settings: Settings) -> CauseRules:
-    """The thresholds with the settings of a site."""
+    """Returns the thresholds with the settings of a site."""
     off = frozenset(settings.diagnosis.without.replace(" ", "").split(","))
     return CauseRules(off, settings.causes.steps, settings.causes.start_max)

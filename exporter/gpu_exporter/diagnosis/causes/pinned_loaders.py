@@ -1,14 +1,22 @@
-"""The loaders may run only on a few of the holder's CPUs, and use these up."""
+"""The loaders can run only on a few of the holder's CPUs, and use all time of these CPUs."""
 
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.advice import bound_gain
-from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, need, rule
 from gpu_exporter.diagnosis.causes.cpu_bound_input import MOST
 from gpu_exporter.diagnosis.causes.shortage import is_all_bound
 
 
+@rule(
+    states=frozenset(("low", "bursty", "held_idle")),
+    needs="the CPUs on which the loaders can run (Cpus_allowed_list), and the CPU time that they use",
+    against=(
+        "the processes do not have the name of a loader; all processes of the holder are bound to these CPUs, perhaps"
+        " by Slurm (medium confidence)"
+    ),
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.seen:
         return need(case)
@@ -23,24 +31,12 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     if most is None or not 0 < cpus < most or used < least or (cpus >= number and not is_whole):
         return None
     of = "the host's" if is_whole else "its"
-    who = "loaders" if case.has_loaders else "processes beside those on the GPU"
+    who = "loaders" if case.has_loaders else "processes that do not run on the GPU"
     return Cause(
         "pinned_loaders",
         HIGH if case.has_loaders and not is_whole else MEDIUM,
         f"{number} {who} may run only on {cpus} of {of} {most:.3g} CPUs, and use {used:.2g} of them",
-        against="all of its processes are bound, as Slurm does where it confines no job" if is_whole else "",
+        against="all of its processes are bound to these CPUs, as Slurm does if it confines no job" if is_whole else "",
         gain=bound_gain(case),
         values=numbers(bound_cpus=float(cpus), cpus=most),
     )
-
-
-RULE = Rule(
-    name="pinned_loaders",
-    states=frozenset(("low", "bursty", "held_idle")),
-    judge=judge,
-    needs="the CPUs on which the loaders may run (Cpus_allowed_list), and the CPU time that they use",
-    against=(
-        "processes without a loader's name; all processes of the holder bound to these CPUs, as Slurm does where it"
-        " confines no job: medium"
-    ),
-)

@@ -1,9 +1,9 @@
-"""The holder waits for files that lie on a network file system."""
+"""The holder waits for files on a network file system."""
 
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, need, rule
 from gpu_exporter.diagnosis.causes.shortage import find_short_of_cpu
 
 FILES = Needs("the right to trace processes, for their open files (causes.files)")
@@ -11,6 +11,14 @@ PRESSURE = 0.2  # share of the time (PSI)
 READS = 1e6  # bytes per second
 
 
+@rule(
+    states=WITH_PROCESS,
+    needs=(
+        "mounted network file systems, and processes that wait for I/O; with `causes.files` also open files and bytes"
+        " read"
+    ),
+    against="open files are not visible; the holder reads few bytes",
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.seen:
         return need(case)
@@ -25,7 +33,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     if not files:
         if not waits:
             return FILES
-        against = "they may wait for a local disk: only the right to trace them shows their open files"
+        against = "they may wait for a local disk: without the right to trace them, their open files are hidden"
         return Cause("remote_io", LOW, f"{waits}; it has mounted {', '.join(kinds)}", against)
     network = [kind for kind in kinds if kind != "fuse"]  # a FUSE file system may be local, such as a container's image
     remote, rate = files[-1].remote_files, sum(each.read_bytes for each in files) / len(files)
@@ -38,15 +46,3 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against="" if rate >= READS else "it reads little, so it may wait for something else",
         values=numbers(read_bytes_per_second=rate),
     )
-
-
-RULE = Rule(
-    name="remote_io",
-    states=WITH_PROCESS,
-    judge=judge,
-    needs="mounted network file systems and processes that wait; with `causes.files` also open files and bytes read",
-    against=(
-        "open files that are not visible; few bytes that are read. While no process waits for I/O, the exporter does"
-        " not name this cause"
-    ),
-)

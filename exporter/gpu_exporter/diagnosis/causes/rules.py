@@ -5,6 +5,7 @@ The rule of a cause is in the module with the same name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 
 from gpu_exporter.common.model.causes import Cause, Causes
@@ -13,8 +14,8 @@ from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
 from gpu_exporter.diagnosis.causes.inside import OF_INPUT, add_inside
 from gpu_exporter.diagnosis.causes.remote_io import FILES
 
-RULES: tuple[Rule, ...] = tuple(import_module(f"{__package__}.{name}").RULE for name in CAUSES)
-STATES = frozenset().union(*(rule.states for rule in RULES))
+RULES: Mapping[str, Rule] = {name: import_module(f"{__package__}.{name}").judge for name in CAUSES}
+STATES = frozenset().union(*(rule.states for rule in RULES.values()))
 INSIDE = "the training loop's own report (gpu_exporter_torch): waits, batch size, precision"
 INSIDE_RULES = frozenset(
     (
@@ -30,7 +31,7 @@ INSIDE_RULES = frozenset(
 )
 
 
-PARTLY = "not all of its processes were looked at (512 at most)"
+PARTLY = "the exporter looked at only 512 of its processes"
 NOT_BY_PROCESSES = INSIDE_RULES | {
     "link_degraded",
     "no_process",
@@ -57,8 +58,8 @@ def find_causes(case: CauseCase) -> Causes:
     """Finds the causes of one allocation's state, and the evidence that the rules lack."""
     found: list[Cause] = []
     needs: dict[str, None] = {}
-    for rule in RULES:
-        if case.state not in rule.states or rule.name in case.rules.off:
+    for name, rule in RULES.items():
+        if case.state not in rule.states or name in case.rules.off:
             continue
         answer = rule.judge(case)
         if isinstance(answer, Cause):

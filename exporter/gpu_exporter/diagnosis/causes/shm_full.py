@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import WITH_PROCESS, CauseCase, Needs, need, rule
 
 MIB = 2**20
-ELSEWHERE = 1.05  # more shared memory than /dev/shm can hold lies elsewhere, and says nothing about it
+ELSEWHERE = 1.05  # shared memory beyond the size of /dev/shm is elsewhere, and is no evidence
 
 
+@rule(
+    states=WITH_PROCESS,
+    needs="shared memory of the cgroup, and the size of /dev/shm",
+    against="the value includes shared memory outside of /dev/shm (always shown)",
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.recent:
         return need(case)
@@ -22,12 +27,3 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         against="shared memory outside of /dev/shm is counted too",
         values=numbers(used_bytes=used, size_bytes=limit),
     )
-
-
-RULE = Rule(
-    name="shm_full",
-    states=WITH_PROCESS,
-    judge=judge,
-    needs="shared memory of the cgroup, and the size of /dev/shm",
-    against="always: shared memory outside of /dev/shm is counted too",
-)

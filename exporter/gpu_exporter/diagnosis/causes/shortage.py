@@ -1,8 +1,8 @@
-"""Decides why a holder lacks CPUs or memory: by its own limit or share, or because others fill the host. Pure.
+"""Decides why a holder lacks CPUs or memory: because of its own limit or share, or because others fill the host. Pure.
 
-A cause for the owner needs proof that the holder itself is short: its quota ran out, its limit is nearly used, or it
-uses its share of a full host. A shortage due to others is a cause for the site (`cpu_contended`, `node_memory`). On a
-host with free CPUs, a holder without a limit is never short.
+The owner gets a cause only with proof that the holder itself is short: its quota ran out, its limit is nearly used, or
+it uses its share of a full host. If others cause the shortage, the cause is for the site (`cpu_contended`,
+`node_memory`). On a host with free CPUs, a holder without a limit is never short.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ class Cpus(NamedTuple):
     """Numbers of CPUs. Values that change are means over the recent readings of the host.
 
     `used`: CPUs in use by the holder. `limit`: its own limit, None if it may use all CPUs of the host. `most`: CPUs on
-    which its processes may run. `entitled`: its limit; without a limit, its share of the host by GPUs, at most `most`.
-    `usable`: CPUs that it uses or that are free for it now. `advised`: CPUs that an advice may propose: if all holders
-    follow their advice at once, the host has enough. `host`: all CPUs, None if unknown. `others`: CPUs in use by
-    others. `is_full`: the host has no free CPUs.
+    which its processes may run. `entitled`: its limit; without a limit, its share of the host (from its GPUs), at most
+    `most`.
+    `usable`: CPUs that it uses or that are free for it now. `advised`: CPUs that an advice may propose, so that the
+    host has enough if all holders follow. `host`: all CPUs, None if unknown. `others`: CPUs in use by others.
+    `is_full`: the host has no free CPUs.
     """
 
     used: float
@@ -45,7 +46,7 @@ class Cpus(NamedTuple):
 
 
 def find_cpus(case: CauseCase) -> Cpus | None:
-    """The CPUs of a holder. None if its use is unknown, or both its limit and the use of the host are unknown."""
+    """Counts a holder's CPUs. None if its use is unknown, or both its limit and the host's use."""
     if not case.recent:
         return None
     used, limit = case.average(lambda each: each.cores), case.limit
@@ -67,7 +68,9 @@ def find_cpus(case: CauseCase) -> Cpus | None:
 
 
 def find_short_of_cpu(case: CauseCase) -> str:
-    """Returns OWN if the holder itself is short, SITE if others fill the host, NOBODY if not short or unknown."""
+    """Returns OWN if the holder itself is short, SITE if others fill the host, NOBODY if none is short or if
+    unknown.
+    """
     cpus = find_cpus(case)
     if cpus is None:
         return NOBODY
@@ -86,7 +89,9 @@ def find_short_of_cpu(case: CauseCase) -> str:
 
 
 def is_all_bound(case: CauseCase) -> bool:
-    """Whether a holder without a limit uses up the CPUs to which all its processes are bound, while others are free."""
+    """Returns whether a holder without a limit uses up the CPUs to which all its processes are bound, while other CPUs
+    are free.
+    """
     cpus = find_cpus(case)
     if cpus is None or cpus.limit is not None or cpus.is_full or case.bound is None:
         return False
@@ -104,7 +109,7 @@ def _runs_out(case: CauseCase, near: float, is_full: bool) -> bool:
 
 
 def waits_for_cpu(case: CauseCase, cpus: Cpus) -> bool | None:
-    """Whether threads of the holder wait for a CPU, by the kernel's PSI and the runnable threads. None if unknown."""
+    """Returns whether threads of the holder wait for a CPU, by PSI and the runnable threads. None if unknown."""
     pressure, runnable = case.average(lambda each: each.pressure_cpu), case.runnable
     if pressure is not None and pressure < case.rules.pressure_cpu_min:
         return False
@@ -114,14 +119,14 @@ def waits_for_cpu(case: CauseCase, cpus: Cpus) -> bool | None:
 
 
 def find_short_of_memory(case: CauseCase) -> str:
-    """Returns OWN if the holder recently came near its memory limit or was killed there, otherwise SITE."""
+    """Returns OWN if the holder recently came near its memory limit or lost processes at the limit, otherwise SITE."""
     if any(each.ooms for each in case.recent):
         return OWN
     return OWN if most_of_memory(case) >= case.rules.memory_near else SITE
 
 
 def most_of_memory(case: CauseCase) -> float:
-    """The largest share of the holder's memory limit in use, over the recent readings. 0 without a limit."""
+    """Returns the largest share of the holder's memory limit in use, over the recent readings. 0 without a limit."""
     return max(
         (each.memory_bytes / each.memory_limit for each in case.recent if each.memory_bytes and each.memory_limit),
         default=0.0,

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause, numbers
 from gpu_exporter.diagnosis.causes.advice import bound_gain
-from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.case import WORKING, CauseCase, Needs, rule
 from gpu_exporter.diagnosis.causes.inside import find_compute
 
 
+@rule(
+    states=WORKING,
+    needs=(
+        "`batch_size` and the wait for data from the training loop's [report](torch.md), and the memory in use on the"
+        " GPU"
+    ),
+    against="larger batches change the training (always shown). The confidence is low without a time line of the GPU",
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     pace = find_compute(case)
     if pace is None or case.memory is None or case.memory > case.rules.memory_low:
@@ -20,17 +28,8 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         MEDIUM if pace.is_gpu else LOW,
         f"with batch_size {batch}, {case.memory:.0%} of the GPU's memory is in use, and the loop hardly waits for data "
         f"({pace.wait or 0.0:.0%})",
-        against="a larger batch changes the training: the learning rate must follow it",
+        against="a larger batch changes the training, so adapt the learning rate",
         advice=f"raise batch_size from {batch} as far as the memory and the loss allow",
         gain=bound_gain(case),
         values=numbers(batch_size=float(batch), memory_ratio=case.memory),
     )
-
-
-RULE = Rule(
-    name="small_batch",
-    states=WORKING,
-    judge=judge,
-    needs="`batch_size` and the wait for data from the training loop's own report, and the memory in use on the GPU",
-    against="always: a larger batch changes the training. Low confidence where the loop has no time line of the GPU",
-)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, need, rule
 from gpu_exporter.diagnosis.causes.remote_io import FILES
 
 
+@rule(
+    states=frozenset(("low", "bursty")),
+    needs="the number and size of read calls (`causes.files`)",
+    against="no process waits, so the reads are perhaps from pipes or the page cache (low confidence)",
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.seen:
         return need(case)
@@ -24,16 +29,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         "small_file_io",
         (HIGH if size <= rules.read_tiny else MEDIUM) if waits else LOW,
         f"{reads:.0f} reads a second of {size / 1024:.1f} KiB on average",
-        against="" if waits else "no process was seen waiting: the reads may be from pipes or the page cache",
+        against="" if waits else "no process waited: the reads may be from pipes or the page cache",
         gain="up to 19 % more bandwidth by staging small files (tf-Darshan)",
         values=numbers(reads_per_second=reads, read_bytes=size),
     )
-
-
-RULE = Rule(
-    name="small_file_io",
-    states=frozenset(("low", "bursty")),
-    judge=judge,
-    needs="the number and size of read calls (`causes.files`)",
-    against="that no process was seen waiting: the reads may be from pipes or the page cache, so the confidence is low",
-)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.model.causes import LOW, MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, rule
 
 
+@rule(
+    states=IDLE,
+    needs="steps in the last minutes by the training loop's [report](torch.md), and a GPU that has done nothing since",
+    against="only the job itself reports the steps. With `causes.steps: delay`, the site trusts this report",
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     """Judges the cause from the reported steps, which are only the job's claim.
 
-    A cause of low confidence is not published, so it cannot delay a mark. The claim delays a mark only if the site
-    trusts it (`causes.steps`).
+    With low confidence, the cause is not published and delays no mark. The claim delays a mark only if the site trusts
+    it (`causes.steps`).
     """
     pace = case.training
     if pace is None or not pace.seen or pace.silent_s > case.rules.window:
@@ -24,15 +29,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         MEDIUM if is_trusted else LOW,
         f"its loop reports {pace.seen} steps in the last minutes, and this GPU has done nothing for "
         f"{describe_duration(case.idle_run_s)}",
-        against="" if is_trusted else "it is the job's claim alone",
+        against="" if is_trusted else "only the job itself reports these steps",
         values=numbers(steps=float(pace.seen), idle_seconds=case.idle_run_s),
     )
-
-
-RULE = Rule(
-    name="steps_elsewhere",
-    states=IDLE,
-    judge=judge,
-    needs="the training loop's own report (torch.md): steps in the last minutes; and a GPU that has done nothing since",
-    against="that the steps are the job's claim alone; `causes.steps: delay` trusts the claim",
-)

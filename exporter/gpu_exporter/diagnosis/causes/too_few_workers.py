@@ -1,4 +1,4 @@
-"""One loader, or a few, work without a pause while CPUs of the holder are free."""
+"""One or a few loaders work without a pause while CPUs of the holder are free."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ import math
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
 from gpu_exporter.common.report_rules import bound_gain as bound_share
 from gpu_exporter.diagnosis.causes.advice import bound_gain, find_measured, propose_workers
-from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, Rule, need
+from gpu_exporter.diagnosis.causes.case import CauseCase, Needs, need, rule
 from gpu_exporter.diagnosis.causes.cpu_oversubscribed import MORE_THAN
 from gpu_exporter.diagnosis.causes.inside import describe_wait, find_pace
 from gpu_exporter.diagnosis.causes.shortage import NOBODY, find_cpus, find_short_of_cpu
 
 MOST = 0.75  # share of the loaders that work: if the others wait, loaders are not the limit
-ONE = "one process beside those on the GPU uses a whole CPU"
-REPORTED = "only the report of the loop shows that it has loaders: before torch 2.5 these have no name"
+ONE = "one process that does not use the GPU uses a whole CPU"
+REPORTED = "only the loop's report shows that these are loaders: before torch 2.5, they have no name"
 PACED = "loaders that wait for a source with its own pace, such as a camera, look the same"
-NAMELESS = "their purpose is not known: only loaders of torch 2.5 and newer have a name"
+NAMELESS = "these may be other processes: only loaders of torch 2.5 and newer have a name"
 THREADED = 1.2  # CPUs of each loader: one that uses more has threads, so a whole CPU does not show that it is full
 STREAMS = 5e6  # bytes per second, from disks or the network, that loaders may wait for
 COMPUTES = 3.0  # CPUs: a process on the GPU that uses more computes by itself
-READS = 1e6  # bytes per second that speak for a process that loads its samples itself
+READS = 1e6  # bytes per second: a process that reads more probably loads its samples itself
 
 
+@rule(
+    states=frozenset(("low", "bursty")),
+    needs="the CPU time of each process, and CPUs that are free",
+    against=(
+        "if the processes do not have the name of a loader (before torch 2.5), the confidence is low unless the loop"
+        " reports a wait. If the loaders pause, they perhaps wait for a source with its own pace: the confidence is"
+        " low unless the loop reports a wait. If there are no loaders, many small kernels look the same: the"
+        " confidence is low unless the process reads data"
+    ),
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     seen, measured = _judge_host(case), _judge_measured(case)
     if isinstance(seen, Cause) and seen.confidence != LOW:
@@ -73,10 +83,8 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
             return None
         loads = case.has_loaders or waits
         if not loads:  # a server's front end, environments, a tokenizer
-            said = (
-                f"{full:.0f} of {number} processes beside those on the GPU use a whole CPU each" if number > 1 else ONE
-            )
-            said += f"; {free:.1f} of {cpus.usable:.3g} CPUs are free"
+            some = f"of the {number} processes that do not use the GPU, {full:.0f} use a whole CPU each"
+            said = f"{some if number > 1 else ONE}; {free:.1f} of {cpus.usable:.3g} CPUs are free"
             return Cause("too_few_workers", LOW, said, NAMELESS, advice="")
         confidence, against = (HIGH, "") if case.has_loaders else (MEDIUM, REPORTED)
         what = f"{full:.0f} of {number} loaders never wait" if number > 1 else "its only loader never waits"
@@ -121,22 +129,8 @@ def _judge_waiting(case: CauseCase, number: int) -> Cause | None:
         "too_few_workers",
         LOW,
         f"its {number} loaders mostly wait, while {moved / 1e6:.0f} MB/s arrive",
-        "loaders that wait for the loop look the same, and the received data may be gradients",
+        "loaders that wait for the loop look the same, and the data may be gradients",
         measured.text
         if (measured := find_measured(case)) is not None
         else f"set num_workers of the DataLoader to {2 * math.ceil(number / ranks)}: loaders that wait need no CPU",
     )
-
-
-RULE = Rule(
-    name="too_few_workers",
-    states=frozenset(("low", "bursty")),
-    judge=judge,
-    needs="the CPU time of each process, and CPUs that are free",
-    against=(
-        "processes without the name of a loader (before torch 2.5), and loaders that wait while data arrive: low,"
-        " unless the loop reports that it waits. Loaders that pause while the loop waits: medium, since their source"
-        " may have its own pace. Without loaders, a loop that starts many small kernels looks the same,"
-        " so the confidence is low unless the process reads data"
-    ),
-)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from gpu_exporter.common.model.causes import HIGH, LOW, MEDIUM, Cause, numbers
-from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, Rule
+from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, rule
 from gpu_exporter.diagnosis.causes.cpu_work import works_on_cpus
 
 SPINS_S = 60.0  # a GPU in a run without progress of this length does not work, since any work ends the run
 
 
+@rule(
+    states=IDLE,
+    needs="the utilization and the processes of all GPUs of the holder on the node",
+    against=(
+        "a process with a context on the unused GPU perhaps uses this GPU later: low confidence. If this process is"
+        " the holder's only process on GPUs, and works on another GPU: medium confidence. If processes are not"
+        " visible: medium confidence"
+    ),
+)
 def judge(case: CauseCase) -> Cause | Needs | None:
     used = [each for each in case.members if (each.utilization or 0.0) > 0.0]
     if any(each.spin is not None and each.spin.run_s >= SPINS_S for each in used):
@@ -20,28 +29,16 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     against = ""
     is_late = case.processes is None and works_on_cpus(case)
     if is_late:
-        against = "its processes use many CPUs: it may prepare what the other GPUs wait for"
+        against = "its processes use many CPUs: it may prepare data for the other GPUs"
     elif case.processes is None:
-        against = "processes on GPUs are not visible, so it may have one"
+        against = "processes on GPUs are not visible, so this GPU may have one"
     elif case.processes:
-        against = "it has a process, so its turn may come; programs also open a context on each GPU that they see"
+        against = "a process on this GPU may use it later; programs also open a context on each GPU that they see"
     return Cause(
         "unused_gpu",
         HIGH if is_proven else LOW if is_late or (case.processes and not is_same) else MEDIUM,
-        f"{len(used)} of its {len(case.members)} GPUs here work, this one is idle"
+        f"{len(used)} of its {len(case.members)} GPUs here work, and this one is idle"
         + (" and has no process" if is_proven else ""),
         against=against,
         values=numbers(used_gpus=float(len(used)), gpus=float(len(case.members))),
     )
-
-
-RULE = Rule(
-    name="unused_gpu",
-    states=IDLE,
-    judge=judge,
-    needs="the utilization of all GPUs of the holder on the node, and whether they have processes",
-    against=(
-        "that processes on GPUs are not visible (medium), or that a process has a context on it and may use it later:"
-        " medium if this is the only process and works on another GPU, low otherwise"
-    ),
-)

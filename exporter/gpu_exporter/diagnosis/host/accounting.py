@@ -1,7 +1,7 @@
 """Reads how long a cgroup waited for CPU quota, memory and disks, as evidence for the causes of low utilization.
 
-A pod's limits are often set on its containers, so child cgroups are read too. The parents, such as a user's slice, are
-read for their quotas. A child with little of the holder's work is a sidecar, and its limits are ignored.
+A pod's limits are often on its containers, so child cgroups are read too; parents, such as a user's slice, only for
+their quotas. A child with little of the holder's work is a sidecar, and its limits do not count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ PRESSURES = ("cpu", "memory", "io")
 class CpuCounters(NamedTuple):
     """CPU counters of a cgroup since its creation.
 
-    `cpus`: CPUs that it may use at once by its quota and cpuset, None if unknown. `quota`: CPUs, None without a quota.
+    `cpus`: CPUs that it may use at the same time under its quota and cpuset, None if unknown. `quota`: CPUs, None
+    without a quota.
     `periods`, `throttled`: periods of the CFS quota, and the periods in which the quota ran out.
     """
 
@@ -39,8 +40,8 @@ class CpuCounters(NamedTuple):
 class CpuLimit(NamedTuple):
     """The CPU limit of the cgroups that do most of a holder's work.
 
-    `cpus`: CPUs by cpuset and quota. `quota`: CPUs by the quota alone. Both are None without a limit. `throttled`:
-    share of the periods in which the quota ran out, None if unknown.
+    `cpus`: CPUs that cpuset and quota allow. `quota`: CPUs that the quota alone allows. Both are None without a limit.
+    `throttled`: share of the periods in which the quota ran out, None if unknown.
     """
 
     cpus: float | None
@@ -51,10 +52,11 @@ class CpuLimit(NamedTuple):
 class Accounting(NamedTuple):
     """A cgroup's counters since its creation, and its present values. None is unknown.
 
-    `cpu`: by cgroup, the holder's first, then its children. `above`: the same for those parents that have a quota.
-    `waited_s`: seconds in which some task waited, by PRESSURES, and in which all tasks waited for memory ("memory
-    full"). `memory_cache`: page cache in `memory_bytes`. `refaults`: pages that were evicted and read again. `killed`:
-    processes that the OOM killer ended. `reached`: how often the memory limit was reached.
+    `cpu`: the CPU counters by cgroup, the holder's first, then those of its children. `above`: the counters of the
+    parents with a quota.
+    `waited_s`: seconds in which some task waited, by resource (PRESSURES). Its key "memory full" has the seconds in
+    which all tasks waited for memory. `memory_cache`: page cache in `memory_bytes`. `refaults`: pages that were evicted
+    and read again. `killed`: processes that the OOM killer ended. `reached`: how often the memory limit was reached.
     """
 
     cpu: Mapping[PurePosixPath, CpuCounters]
@@ -98,7 +100,7 @@ def read_accounting(cgroups: Cgroups, place: PurePosixPath) -> Accounting:
 
 
 def find_cpu_limit(last: Accounting, now: Accounting, cpu_s: float, span_s: float) -> CpuLimit:
-    """The CPU limit of the cgroups that worked since the reading `last`, which was `span_s` seconds ago.
+    """Returns the CPU limit of the cgroups that worked since the reading `last`, `span_s` seconds ago.
 
     `cpu_s`: the CPU time that the holder used since then.
     """
@@ -133,7 +135,7 @@ def find_cpu_limit(last: Accounting, now: Accounting, cpu_s: float, span_s: floa
 def _add_limits(
     cpu: Mapping[PurePosixPath, CpuCounters], worked: Mapping[PurePosixPath, float], place: PurePosixPath, name: str
 ) -> float | None:
-    """The limit of a cgroup: its own, or the sum of the children that do most of the work, if that is lower."""
+    """The limit of a cgroup: its own, or if lower, the sum of the limits of the children that do most of the work."""
     own: float | None = getattr(cpu[place], name)
     inner = [each for each in worked if place in each.parents]
     inner = [each for each in inner if not any(other in each.parents for other in inner)]  # the outermost
@@ -158,9 +160,9 @@ def _read_cpu(cgroups: Cgroups, place: PurePosixPath) -> CpuCounters | None:
 def _find_memory(
     files: CgroupFiles, places: Sequence[PurePosixPath]
 ) -> tuple[PurePosixPath, float | None, float | None]:
-    """The innermost cgroup with most of the memory, then use and limit of a cgroup in bytes.
+    """Looks only at cgroups that hold most of the holder's memory. Returns the innermost of them.
 
-    Use and limit belong to the cgroup nearest to its limit, among all cgroups with most of the memory.
+    Also returns memory in use and limit (bytes) of the cgroup that is nearest to its limit. This may be another cgroup.
     """
     names = ("memory.current", "memory.max", "memory.high") if files.is_v2 else V1_MEMORY  # both make tasks wait
     used = {place: number(files.text(MEMORY, place, names[0])) for place in places}
@@ -185,7 +187,7 @@ def _read_killed(files: CgroupFiles, places: Sequence[PurePosixPath]) -> float |
 
 
 def _read_reached(files: CgroupFiles, place: PurePosixPath) -> float | None:
-    """Number of times at which the memory limit was reached. Version 2 counts only if no memory could be freed."""
+    """How often the memory limit was reached. Version 2 counts only the times when no memory could be freed."""
     if files.is_v2:
         return field(files.text(MEMORY, place, "memory.events"), "oom")
     return number(files.text(MEMORY, place, "memory.failcnt"))

@@ -21,7 +21,7 @@ class CgroupFiles:
         self.is_v2 = (root / "cgroup.controllers").exists()
 
     def tree(self, names: tuple[str, ...]) -> Path | None:
-        """The root folder of a controller, given by one or several names. None if the controller is not mounted."""
+        """Finds the root folder of a controller, given by one or several names. None if it is not mounted."""
         if self.is_v2:
             return self._root
         return next((path for path in (self._root / name for name in names) if path.is_dir()), None)
@@ -32,7 +32,7 @@ class CgroupFiles:
         return None if tree is None else read_text(tree / place / file)
 
     def read_quota(self, place: PurePosixPath) -> float | None:
-        """The number of CPUs that the quota of this cgroup allows at once. None without a quota."""
+        """Returns the number of CPUs that the quota of this cgroup allows at the same time. None without a quota."""
         if self.is_v2:
             quota, _, period = (self.text(CPU, place, "cpu.max") or "").strip().partition(" ")
             return ratio(quota, period)
@@ -40,7 +40,7 @@ class CgroupFiles:
         return ratio(quota, self.text(CPU, place, "cpu.cfs_period_us") or "")
 
     def read_cpus(self, place: PurePosixPath) -> float | None:
-        """The number of CPUs that this cgroup may use at once, by its quota and cpuset. None if nothing is known."""
+        """Returns how many CPUs quota and cpuset of this cgroup allow at a time. None if nothing is known."""
         cpuset = self.text(CPUSET, place, "cpuset.cpus.effective" if self.is_v2 else "cpuset.effective_cpus")
         return least(self.read_quota(place), count(cpuset))
 
@@ -80,7 +80,7 @@ def read_text(path: Path, *, truncates: bool = False) -> str | None:
 
 
 def field(text: str | None, name: str) -> float | None:
-    """The number that follows a name at the start of a line."""
+    """Returns the number that follows a name at the start of a line."""
     for line in (text or "").splitlines():
         key, _, value = line.partition(" ")
         if key == name:
@@ -89,25 +89,25 @@ def field(text: str | None, name: str) -> float | None:
 
 
 def total(text: str, prefixes: tuple[str, ...]) -> float:
-    """The sum of the numbers in all words (`name=number`) with one of these prefixes."""
+    """Returns the sum of the numbers in all words (`name=number`) with one of these prefixes."""
     numbers = (number(word.partition("=")[2]) for word in text.split() if word.startswith(prefixes))
     return sum(each for each in numbers if each is not None)
 
 
 def number(text: str | None) -> float | None:
-    """A number of decimal digits, None for anything else."""
+    """Returns a number of decimal digits, None for anything else."""
     text = (text or "").strip()
     return float(text) if text.isdecimal() and text.isascii() else None
 
 
 def ratio(quota: str, period: str) -> float | None:
-    """The number of CPUs from quota and period (microseconds). None without a quota, written as `max` or -1."""
+    """Returns the number of CPUs from quota and period (microseconds). None without a quota, written as `max` or -1."""
     most, each = number(quota), number(period)
     return most / each if most and each else None
 
 
 def count(text: str | None) -> float | None:
-    """The number of CPUs in a list such as 0-3,8; None if the list is empty or invalid."""
+    """Returns the number of CPUs in a list such as 0-3,8; None if the list is empty or invalid."""
     text = (text or "").strip()
     try:
         return float(len(parse_ranges(text))) if text else None
@@ -116,5 +116,5 @@ def count(text: str | None) -> float | None:
 
 
 def least(*limits: float | None) -> float | None:
-    """The smallest known limit; None if no limit is known."""
+    """Returns the smallest known limit; None if no limit is known."""
     return min((limit for limit in limits if limit is not None), default=None)

@@ -1,16 +1,15 @@
 """Reads the kernel's accounting of a pod or job: CPU time, disk traffic, and the number of CPUs that it may use.
 
-The counters of a pod's or job's cgroup include all processes that ran in it, also those that have ended. The kernel
-writes the counters; no process in the cgroup can change them. Both layouts are read: version 2 is one tree; version 1
-is one tree per controller, and only `cpuacct` is required. Traffic is that of block devices only: neither layout counts
-the traffic of network file systems or sockets.
+The counters of a cgroup include ended processes. The kernel writes them, and no process in the cgroup can change them.
+Version 2 of cgroups is one tree. Version 1 is one tree per controller, of which only `cpuacct` is required. Neither
+version counts the traffic of network file systems or sockets, so traffic is of block devices only.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ class CgroupReading(NamedTuple):
     """Counters of one cgroup since its creation.
 
     `io_bytes`: bytes read and written, None without the block I/O controller. `cpus`: number of CPUs that the cgroup
-    may use at once, None without a limit.
+    may use at the same time, None without a limit.
     """
 
     cpu_s: float
@@ -52,16 +51,37 @@ class Cgroups:
         self.files = CgroupFiles(root)
 
     def find(self, wanted: Collection[Who]) -> dict[Who, PurePosixPath]:
-        """Finds the cgroups of these pods and jobs. If one has several, the outermost cgroup counts."""
+        """Finds the cgroups of these pods and jobs. If a pod or job has several cgroups, the outermost one counts."""
         return self._look(wanted)[0]
 
-    def list_pods(self, wanted: Set[str]) -> Set[str] | None:
-        """The UIDs in `wanted` of pods that have a cgroup. None if not all cgroups of the host could be checked."""
+    def list_pods(self, wanted: Set[str]) -> Mapping[str, PurePosixPath] | None:
+        """Returns the cgroups of the pods in `wanted` (UIDs); None if not all cgroups below the root could be
+        checked.
+        """
         found, is_all = self._look([("pod", uid) for uid in wanted])
-        return {uid for _, uid in found} if is_all else None
+        return {uid: place for (_, uid), place in found.items()} if is_all else None
+
+    def list_pods_inside(self, folder: PurePosixPath) -> Set[str] | None:
+        """Returns the UIDs of the pods with a cgroup in this folder or below it, but not inside another pod; None if
+        unreadable. Much faster than a search, because it reads no cgroup inside a pod.
+        """
+        base = self.files.tree(CPUACCT)
+        if base is None:
+            return None
+        found: set[str] = set()
+        try:
+            for outer in _names(base / folder):
+                pods = parse_cgroup(f"0::/{outer}").pods
+                names = () if pods else _names(base / folder / outer)
+                found.update(pods, *(parse_cgroup(f"0::/{name}").pods for name in names))
+        except OSError:
+            return None
+        return found
 
     def _look(self, wanted: Collection[Who]) -> tuple[dict[Who, PurePosixPath], bool]:
-        """The result of `find`. The second value is true if the other holders certainly have no cgroup on the host."""
+        """Returns the result of `find`, and whether the holders that are missing in it certainly have no cgroup below
+        the root.
+        """
         base = self.files.tree(CPUACCT)
         found: dict[Who, PurePosixPath] = {}
         if base is None:
@@ -81,12 +101,12 @@ class Cgroups:
         return found, walk.is_whole
 
     def list_pids(self, place: PurePosixPath) -> frozenset[int] | None:
-        """All processes of a cgroup and its children. None if unreadable or more than PIDS_MAX."""
+        """Returns all processes of a cgroup and its children. None if unreadable or more than PIDS_MAX."""
         found = self.list_members(place)
         return found.pids if found is not None and found.is_all else None
 
     def list_members(self, place: PurePosixPath) -> Members | None:
-        """The processes of a cgroup and its children, at most PIDS_MAX. None if no process is visible.
+        """Returns the processes of a cgroup and its children, at most PIDS_MAX. None if no process is visible.
 
         The kernel writes 0 for a process outside the exporter's PID namespace.
         """
@@ -130,7 +150,7 @@ class Cgroups:
 
 
 class _Walk:
-    """Yields the folders below `base`, level by level. `is_whole`: no folder was skipped but those just removed."""
+    """Yields the folders below `base`, level by level. `is_whole`: false if an existing folder was skipped."""
 
     def __init__(self, base: Path, folders_max: int | None = None) -> None:
         self.is_whole = True
@@ -143,8 +163,7 @@ class _Walk:
         while waiting:
             place = waiting.popleft()
             try:
-                with os.scandir(self._base / place) as entries:
-                    names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+                names = _names(self._base / place)
             except FileNotFoundError:
                 continue
             except OSError:
@@ -163,3 +182,8 @@ class _Walk:
             if left <= 0:
                 self.is_whole = self.is_whole and not waiting
                 return
+
+
+def _names(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]

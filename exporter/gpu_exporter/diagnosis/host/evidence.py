@@ -1,6 +1,6 @@
 """Reads the hosts of holders that do not use their GPUs well, as evidence for the causes. One reading is a look.
 
-Looks are at least INTERVAL_S apart. The interval grows if they would cost more than CPU_SHARE of a CPU.
+Looks are at least INTERVAL_S apart, or further if they would cost more than CPU_SHARE of a CPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpu_exporter.diagnosis.host.subject import HostSubject
 
 log = logging.getLogger(__name__)
 INTERVAL_S = 15.0
-SLACK_S = 1.0  # the loop that asks wakes every INTERVAL_S, and may wake a moment early
+SLACK_S = 1.0  # the calling loop wakes every INTERVAL_S, and may wake a moment early
 CPU_SHARE = 0.002  # of one CPU, for all holders together
 WITNESSES = 3  # processes of a holder: each shows the mounts of its container
 FILES_OF = 4  # processes of a holder whose open files are read: each one costs CPU
@@ -59,7 +59,7 @@ class EvidenceReader:
     ) -> None:
         """`procfs`: the host's /proc, None if the host's processes are not visible.
 
-        `with_files`: also read the processes' open files, which needs the right to trace processes.
+        `with_files`: also reads the processes' open files, which needs the right to trace processes.
         """
         self._cgroups, self._clock, self._host_cpus = cgroups, clock, host_cpus
         self._root = procfs
@@ -71,7 +71,9 @@ class EvidenceReader:
     def read(
         self, subjects: Iterable[HostSubject], places: Mapping[Who, PurePosixPath]
     ) -> Iterator[tuple[Who, HostEvidence]]:
-        """Yields each holder's evidence since its last look. Nothing at its first look, or before the next is due."""
+        """Yields each holder's evidence since its previous look; nothing at a first look, or before the next look is
+        due.
+        """
         wanted = list(subjects)
         if not wanted:  # all holders are healthy
             self._watched = {}
@@ -144,7 +146,7 @@ class EvidenceReader:
         )
 
     def _read_mounts(self, pids: Sequence[int]) -> list[list[Mount]] | None:
-        """The mounts that each of these processes sees. None if those of one process cannot be read."""
+        """The mounts that each of these processes sees. None if the mounts of one process cannot be read."""
         if self._procfs is None or not pids:
             return None
         views = [list_mounts(self._procfs, pid) for pid in pids]
@@ -181,7 +183,7 @@ def _choose(subject: HostSubject, members: Members | None) -> list[int]:
 def _choose_witnesses(subject: HostSubject, pids: Sequence[int]) -> tuple[Sequence[int], bool]:
     """Chooses the processes whose mounts are read. Returns them, and whether they show all mounts of the holder.
 
-    A process on the GPU if possible, otherwise the newest processes, never the oldest, which is the pod's pause
+    Prefers a process on the GPU. Otherwise chooses the newest processes, never the oldest, which is the pod's pause
     process. `pids`: as `_choose` returns them.
     """
     ranks = {pid for gpu in subject.gpus or () for pid in gpu.pids}

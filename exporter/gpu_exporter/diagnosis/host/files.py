@@ -21,7 +21,7 @@ from gpu_exporter.diagnosis.host.processes import FAILURES
 
 FILES_MAX = 256  # open files of one process
 SPECIAL = frozenset(("proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "tmpfs", "overlay"))
-"""File systems whose open files are not counted as data: those of the kernel, tmpfs, the image. Pipes have no mount."""
+"""File systems whose open files are not data: the kernel's own, tmpfs, and the container image. Pipes have no mount."""
 
 
 class _ReadCounters(NamedTuple):
@@ -42,7 +42,7 @@ class HolderFiles:
         self._last: dict[int, _ReadCounters] = {}
 
     def look(self, pids: Sequence[int], span_s: float) -> FileEvidence | None:
-        """The reads of these processes since the last call. None at the first call, or without the right to trace."""
+        """Counts the reads of these processes since the last call. None at the first, or without the right to trace."""
         psutil.PROCFS_PATH = str(self._root)
         before, self._last = self._last, {}
         reads = read_bytes = 0.0

@@ -60,7 +60,7 @@ class HostLoop:
         clock: Clock,
         training: TrainingReader | None = None,
     ) -> None:
-        """`training`: None if no training is read."""
+        """`training`: None if no training reports are read."""
         self.works = works
         self._progress, self._looks, self._clock, self._training = progress, looks, clock, training
         self._host, self._reading = Task("host", LATE_S), Task("training", TRAINING_LATE_S)
@@ -68,9 +68,8 @@ class HostLoop:
         self._reader: threading.Thread | None = None  # the present reader of trainings
 
     def run(self, stop: threading.Event, node: HostNode) -> None:
-        """Reads until `stop`. Training reports are read in a thread of their own.
-
-        A job can delay the reading of its report files, which must not delay the reading of hosts.
+        """Reads until `stop`. A separate thread reads the training reports: a job can delay the reading of its report
+        files, and this must not delay the reading of hosts.
         """
         tick = 0
         while not stop.is_set():

@@ -1,7 +1,7 @@
 """Reads the traffic in a holder's own network namespace, and the network file systems that the holder has mounted.
 
-If the namespace is the host's, or may be, the traffic is unknown, not 0. It is also unknown if the holder has a network
-file system, because the host's kernel moves these data in the host's namespace.
+In the host's namespace, or a namespace that may be the host's, the traffic is unknown, not 0. It is also unknown if the
+holder has a network file system, whose data the kernel moves in the host's namespace.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Mount(NamedTuple):
 
 
 def list_mounts(procfs: Procfs, pid: int) -> list[Mount] | None:
-    """The mounts that a process sees; None if they cannot be read."""
+    """Returns the mounts that a process sees; None if they cannot be read."""
     text = procfs.text(pid, "mountinfo", MOUNTS_MAX)
     if text is None:
         return None
@@ -69,9 +69,9 @@ def list_mounts(procfs: Procfs, pid: int) -> list[Mount] | None:
 def read_network(procfs: Procfs, pid: int, mounts: Collection[Mount] | None) -> NetworkBytes | None:
     """Bytes over all interfaces of a process's network namespace. None if it is the host's, or unreadable.
 
-    `mounts`: mounts of the holder, None if they cannot be read. Only a process with the right to trace can read whether
-    two processes share a namespace. So the counters of `pid` are read between two readings of the host's counters: in
-    the same namespace, their values lie between the two.
+    `mounts`: mounts of the holder, None if they cannot be read. Without the right to trace, the exporter cannot read
+    whether two processes share a namespace. So it reads the counters of `pid` between two readings of the host's
+    counters. If each value lies between the host's two, the namespace may be the host's.
     """
     first, own, second = (
         _parse_interfaces(procfs.text(each, "net/dev", NETWORK_MAX)) for each in (HOST_PID, pid, HOST_PID)

@@ -1,8 +1,8 @@
 """Compares the processes of a holder between two readings of its host (looks).
 
-psutil reads identity and times, Procfs the threads. psutil's name(), cmdline(), exe(), environ(), children() and the
-text of a Process open the command line or search the whole host, so nothing here calls them. psutil's hash of pid and
-start time identifies a process, so a reused pid counts as another process.
+psutil reads identity and times, Procfs the threads. Calls of psutil that read the command line or search the whole host
+are not used: name(), cmdline(), exe(), environ(), children(), str() of a Process. psutil's hash of pid and start time
+identifies a process, so a reused pid is another process.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class HolderProcesses:
         return len(frozenset().union(*found)) or None
 
     def _find_far(self, gpu: RankedGpu) -> str:
-        """The CPUs of the first process on this GPU, if no such process may run on a CPU near the GPU; otherwise ""."""
+        """Returns the CPUs of the first process on this GPU, if no process on it may run near the GPU; otherwise ""."""
         texts = [self._allowed(pid) for pid in gpu.pids[:DETAILS_MAX]]
         if not (texts and gpu.cpus):
             return ""

@@ -1,11 +1,10 @@
 """Compares a holder's activity on its host between two readings, to find progress while its GPU may hang (a stall).
 
-Only holders with a GPU in a run without progress are read. The processes of a job that hangs in a collective busy-wait,
-so the CPU time of the holder's cgroup is compared with that of the processes that have a context on such a GPU. The
-difference is the CPU time of all other processes: loaders, even if they have ended, and ranks with a GPU at rest.
+Only holders with a GPU in a run without progress are read. Processes that hang in a collective busy-wait. So the CPU
+time of the processes on such GPUs is subtracted from that of the holder's cgroup. The rest belongs to loaders, even
+ended ones, and to ranks with a GPU at rest.
 
-Traffic is that of the holder's own network namespace. If the namespace is the host's, or may be, the traffic is
-unknown, not 0.
+Traffic is counted in the holder's own network namespace. If this may be the host's, the traffic is unknown, not 0.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class _Look(NamedTuple):
     """One reading of a holder's host.
 
     `spinning`: CPU seconds of the processes on spinning GPUs, by pid and start; None if one could not be read.
-    `processes`: all pids of the cgroup. `bytes`: traffic of the network namespace, None if unknown. `ranks`: by pid and
-    start of each process on a GPU, whether a signal has stopped it while its GPU does not spin; None if unknown.
+    `processes`: all pids of the cgroup. `bytes`: traffic of the network namespace, None if unknown. `ranks`: for each
+    process on a GPU (by pid and start), whether a signal has stopped it and its GPU does not spin; None if unknown.
     """
 
     at: float
@@ -65,7 +64,7 @@ class ProgressReader:
     def read(
         self, suspects: Iterable[Suspect], places: Mapping[Who, PurePosixPath]
     ) -> Iterator[tuple[Who, HostProgress]]:
-        """Yields each suspect's activity since its last reading, nothing at its first. `places`: holders' cgroups."""
+        """Yields each suspect's activity since its last reading; nothing at the first. `places`: holders' cgroups."""
         before, self._looks = self._looks, {}
         for suspect in suspects:
             place = places.get(suspect.who)

@@ -1,9 +1,9 @@
 """Measures each holder's work on the host: the share of its CPUs in use, and its disk traffic.
 
 During a download or preprocessing, the GPU is idle but its holder works. This work can only delay a verdict on the
-holder; it never causes one. The mean of the last ten minutes is published, so that a Prometheus that scrapes once a
-minute misses nothing. The holder's CPUs are those that its quota or cpuset allows. Without such a limit, its share of
-the host's CPUs is its share of the node's GPUs.
+holder; it never causes one. The exporter publishes the mean of ten minutes, so that a scrape once a minute misses
+nothing. The holder's CPUs are those that its quota or cpuset allows. Without such a limit, they are a share of the
+host's CPUs: its share of the node's GPUs.
 """
 
 from __future__ import annotations
@@ -95,4 +95,4 @@ class HostWorks:
         ratio = min(1.0, (reading.cpu_s - first.reading.cpu_s) / span_s / limit)  # it may use more than its share
         now_bytes, then_bytes = reading.io_bytes, first.reading.io_bytes
         traffic = None if now_bytes is None or then_bytes is None else max(0.0, now_bytes - then_bytes) / span_s
-        return HostWork(ratio, traffic)
+        return HostWork(ratio, traffic, limit)

@@ -19,7 +19,7 @@ from gpu_exporter.diagnosis.stalls.watch import GRACE_S, SpinWatch
 from gpu_exporter.diagnosis.stalls.work import WorkHistory
 
 NO_PROCESS = "the GPU is busy without a process: the reason is unknown"
-DRAWS = "a process with a graphics context is on the GPU: drawing looks the same as a hang"  # H200: 3 % of the SMs
+DRAWS = "a process with a graphics context is on the GPU, and drawing looks the same as a hang"  # H200: 3 % of the SMs
 SILENT = "does not answer"
 SUSPECT_S = 20.0  # known seconds of a run after which the holder's host is read: normal work ends a run at once
 
@@ -58,7 +58,7 @@ class _Board:
 
 
 class Boards:
-    """Not thread-safe: the node's lock protects it."""
+    """The watched GPUs of one node. Not thread-safe: the node holds its lock during each call."""
 
     def __init__(self, rules: StallRules) -> None:
         self._rules = rules
@@ -67,22 +67,22 @@ class Boards:
         self._stopped: dict[HolderKey, tuple[float, int]] = {}  # when processes were last seen stopped, and how many
 
     def restore(self, floors: Mapping[UnitId, float]) -> None:
-        """Takes over the boards' power at rest (watts) that the exporter saved before its restart."""
+        """Restores each board's power at rest (watts), which the exporter saved before its restart."""
         for unit, watts in floors.items():
             self._boards[unit] = _Board(BoardFloor(watts))
 
     def floors(self) -> dict[UnitId, float]:
-        """The power at rest of each board, in watts, where it is known."""
+        """Returns the power at rest of each board, in watts, where it is known."""
         return {unit: board.floor.seen_w for unit, board in self._boards.items() if board.floor.seen_w is not None}
 
     def drop(self, proven: Collection[tuple[UnitId, HolderKey]]) -> None:
-        """Stops watching all other holders."""
+        """Stops watching all holders that are not in `proven`."""
         for unit, board in self._boards.items():
             if board.key is not None and (unit, board.key) not in proven:
                 board.key = board.watch = None
 
     def hold(self, held: Iterable[HeldBoard]) -> None:
-        """Watches these holders from the next reading on."""
+        """Watches these holders, starting with the next reading."""
         for each in held:
             board = self._boards.setdefault(each.unit, _Board(BoardFloor()))
             if board.key != each.key:
@@ -144,11 +144,11 @@ class Boards:
         if watch.begin is not None:
             others = [other for other in self._boards.values() if other.key == board.key and other is not board]
             at_work = next((other.name for other in others if other.worked_at > watch.begin + MINUTE_S), "")
-            proof, alone = "", f"{at_work} of the holder still works: the others may wait for it" if at_work else ""
+            proof, alone = "", f"{at_work} of the holder still works, so the others may wait for it" if at_work else ""
             if not at_work:
                 proof = self._find_proof(board.key, board, others, watch.begin, effort.end)
             if not (at_work or proof or watch.polls) and all(other.is_left for other in others):
-                alone = "it cannot be in a collective: no other GPU takes part, and it does not poll over a network"
+                alone = "no other GPU takes part and the GPU polls no network, so it waits for no collective"
             watch.around = Around(proof, alone, waits.expected_s(), waits.waited)
 
     def _find_proof(self, key: HolderKey, board: _Board, others: Sequence[_Board], begin: float, now: float) -> str:
@@ -197,11 +197,12 @@ class Boards:
         return board.watch
 
     def waited(self, key: HolderKey) -> Waited:
-        """The number and length of a holder's waits."""
+        """Returns the number and length of a holder's waits."""
         return waits.waited if (waits := self._waits.get(key)) is not None else Waited()
 
     def suspects(self) -> set[tuple[UnitId, HolderKey]]:
-        """The holders whose hosts must be read: in a run without progress, or in a wait that may have just ended.
+        """Returns the holders whose hosts must be read: in a run without progress, or in a wait that may have just
+        ended.
 
         Also holders of a fully busy GPU whose progress the exporter cannot see.
         """
@@ -219,11 +220,11 @@ class Boards:
         return board.watch if board is not None and board.key == key else None
 
     def means(self, unit: UnitId, key: HolderKey) -> HourOfWork | None:
-        """The means of a holder's last hour. None while too little of the hour is known."""
+        """Returns the means of a holder's last hour. None while too little of the hour is known."""
         board = self._boards.get(unit)
         return board.hour.means() if board is not None and board.key == key and board.hour is not None else None
 
     def report(self, unit: UnitId, key: HolderKey) -> Spin | None:
-        """The run of a holder, None if it is not watched."""
+        """Returns the holder's run without progress. None if the holder is not watched."""
         watch = self.watch_of(unit, key)
         return watch.report() if watch is not None else None

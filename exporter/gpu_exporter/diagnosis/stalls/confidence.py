@@ -13,7 +13,7 @@ SILENT_SM = 0.001  # below this no SM works, which contradicts a GPU that is 100
 
 
 def is_collective(sm: float, rules: StallRules, *, polls: bool) -> bool:
-    """Whether the share of SMs with work fits a collective: more than one thread block, less than larger kernels."""
+    """Returns whether the share of busy SMs fits a collective: more than one thread block, less than large kernels."""
     return (rules.sm_min_polling if polls else rules.sm_min) <= sm <= rules.sm_max
 
 
@@ -27,12 +27,13 @@ def judge_confidence(
     polls: bool = False,
     around: Around = NOTHING_KNOWN,
 ) -> tuple[str, list[str]]:
-    """The confidence that a run becomes a stall if it lasts, and texts with the evidence against it.
+    """Returns the confidence that a lasting run becomes a stall, and texts with the evidence against it.
 
     `sm`: share of the SMs with work, None without SM data. `unknown`: witnesses of progress that are not known.
     `has_stopped`: the training loop made steps until the run began, and none since; this raises the confidence by one
     step. `polls`: the GPU's kernel reads flags in the host's memory. `around`: the holder's other GPUs; a proof raises
-    the confidence by one step. Without a proof it is at most medium, because the GPU may wait for something else.
+    the confidence by one step. Without a proof the confidence is at most medium, because the GPU may wait for something
+    else.
     """
     doubts: list[str] = []
     is_other = False  # the kernel is probably not a collective
@@ -40,13 +41,13 @@ def judge_confidence(
         step = STEPS.index("high")
     elif sm is not None and sm >= SILENT_SM:
         step, is_other = STEPS.index("low"), True
-        doubts.append(f"{sm:.1%} of the SMs have work: a kernel other than a collective looks the same")
+        doubts.append(f"{sm:.1%} of the SMs have work, and other kernels than collectives look the same")
     elif has_worked:
         step = STEPS.index("medium")
-        doubts.append("the only evidence is its power")
+        doubts.append("the only evidence is the power of the GPU")
     else:
         step = STEPS.index("low")
-        doubts.append("the exporter has not seen the holder at work: a small kernel that never ends looks the same")
+        doubts.append("the exporter has not seen the holder at work, and a small kernel that never ends looks the same")
     if around.alone:
         step, is_other = min(step, STEPS.index("low")), True
         doubts.append(around.alone)
@@ -57,5 +58,5 @@ def judge_confidence(
         step = min(step + 1, STEPS.index("high"))
     if not around.proof:
         step = min(step, STEPS.index("medium"))
-        doubts.append("it waits or hangs: nothing proves which")
+        doubts.append("nothing proves whether the GPU waits or hangs")
     return STEPS[step], doubts

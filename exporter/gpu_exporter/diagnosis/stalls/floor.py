@@ -1,8 +1,7 @@
 """Learns the power of a board at rest, only from time with utilization 0.
 
-The witness of idleness `power` learns from all time: for it, a value that is too high is a safe error. Here a value
-that is too high is dangerous. If the exporter started during a job at 250 W, it would learn 250 W as the power at rest.
-Later it would report a healthy job at 250 W as a stall.
+The witness `power` learns from all time, because a too high value does no harm there. Here it would: an exporter that
+starts during a job at 250 W would learn 250 W as the power at rest, and report a healthy job at 250 W as a stall.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class WorkHour:
             minute.busy_s += (span.end - span.start) * span.ratio
 
     def means(self) -> HourOfWork | None:
-        """The means; None while less than COVERED_MIN of the time is known."""
+        """Returns the means; None while less than COVERED_MIN of the time is known."""
         needed_s = COVERED_MIN * self._over_s
         known_s = sum(minute.known_s for minute in self._minutes)
         covered_s = sum(minute.covered_s for minute in self._minutes)

@@ -52,7 +52,7 @@ class Spread:
         self._values: deque[tuple[float, float, float]] = deque()
 
     def add(self, at: float, value: float, length_s: float = 0.0) -> None:
-        """`length_s`: how long the value was valid, up to `at`."""
+        """Adds a value. `length_s`: how long the value was valid, up to `at`."""
         self._values.append((at, value, length_s))
         while self._values[0][0] <= at - self._over_s:
             self._values.popleft()
@@ -63,7 +63,7 @@ class Spread:
         return sum(length_s for _, _, length_s in self._values)
 
     def width(self) -> float:
-        """The spread, 0 without values. With fewer than 20 values, the lowest and highest value are used."""
+        """Returns the spread, 0 without values. With fewer than 20 values, the lowest and highest value are used."""
         ordered = sorted(value for _, value, _ in self._values)
         if not ordered:
             return 0.0

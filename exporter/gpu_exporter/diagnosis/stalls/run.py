@@ -17,9 +17,9 @@ PROGRESS = (MEMORY, PCIE, NVLINK, *OF_HOST)
 class SpinRun:
     """One run without progress.
 
-    `begin`: its start (monotonic seconds). `known_s`: known time of the run. `since`: for each witness, the time since
-    which it is known without a gap. `limit_w`: the present power limit. `unread`: witnesses that were known before a
-    restart of the exporter, and have not been read since.
+    `begin`: its start (monotonic seconds). `known_s`: known time of the run. `since`: by witness, the start of its
+    known time without a gap. `limit_w`: the present power limit. `unread`: witnesses that were known before a restart
+    of the exporter, but not read since.
     """
 
     begin: float
@@ -36,7 +36,7 @@ class SpinRun:
 
 
 class SpinMemory(NamedTuple):
-    """The data of a run that are saved for a restart, in the holder's account. Times as in SpinRun."""
+    """The data of a run that are saved for a restart, in the holder's account. Times are monotonic seconds."""
 
     begin: float
     until: float

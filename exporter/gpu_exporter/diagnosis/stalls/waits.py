@@ -1,9 +1,8 @@
 """Learns how long a holder's GPUs wait before they continue. Ranks wait in a collective, e.g. for a barrier.
 
-Such a wait looks like a hang until it ends. It counts only if it ended by itself: the same processes still run, and
-every GPU of the holder on this node then works for one minute in total. A wait does not count if it ended by a restart,
-a smaller gang or a framework's own timeout. After `stalls.waits_min` counted waits, only a much longer run can be
-called a stall.
+Such a wait looks like a hang until it ends. Only a wait that ended by itself counts: the same processes still run, and
+every GPU of the holder on this node then works for a minute in total. An end by a restart, a smaller gang or a
+framework's timeout does not count. After `stalls.waits_min` counted waits, only a much longer run becomes a stall.
 
 Pure: no clock, no lock, no file.
 """
@@ -35,7 +34,7 @@ class Around(NamedTuple):
     """Evidence beside the GPU itself for a run without progress.
 
     `proof`: why a member of the gang cannot continue, "" without proof. `alone`: why the GPU cannot wait for another
-    GPU, "" if it may. `expected_s`: length of a run that clearly exceeds the holder's waits, None while too few waits
+    GPU, "" if it may. `expected_s`: a run of this length clearly exceeds the holder's waits, None while too few waits
     are known. `waited`: these waits.
     """
 
@@ -66,7 +65,7 @@ class HolderWaits:
 
     @property
     def is_open(self) -> bool:
-        """Whether GPUs wait, or have waited and may not have continued yet."""
+        """Whether GPUs wait, or have waited and have possibly not continued yet."""
         return bool(self._since or self._lengths_s)
 
     @property
@@ -74,7 +73,7 @@ class HolderWaits:
         return Waited(len(self._lengths), max(self._lengths, default=0.0))
 
     def expected_s(self) -> float | None:
-        """The seconds after which a run clearly exceeds this holder's waits. None while too few waits are known."""
+        """Returns after how many seconds a run clearly exceeds the holder's waits. None with too few known waits."""
         rules = self._rules
         if len(self._lengths) < rules.waits_min:
             return None
@@ -89,7 +88,7 @@ class HolderWaits:
             self._memory[unit] = memory
 
     def work(self, unit: UnitId, seconds: float, at: float) -> None:
-        """A GPU has worked for `seconds` until `at` (monotonic)."""
+        """Notes that a GPU has worked for `seconds` until `at` (monotonic)."""
         if not self.is_open:
             return
         began = self._since.pop(unit, None)

@@ -1,8 +1,8 @@
 """Detects that a holder's GPU spins: it is fully busy at low, flat power, and no witness shows progress. Pure.
 
 A run of such seconds becomes a stall after `stalls.after`. Any witness of progress ends the run. A witness that was
-never known lowers the confidence by one step. If a known witness is missing for `gap_max`, the run ends, because the
-witness may have missed progress. docs/stalls.md has the sources of the rule, and other loads that look the same.
+never known lowers the confidence by one step. A run ends if a known witness is missing for `gap_max`, because progress
+may have been missed. docs/stalls.md has the sources of the rule, and other loads that look the same.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class SpinWatch:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since the last sign of progress, where no stall can be seen; 0 where it can."""
+        """Seconds since the last sign of progress if a stall cannot be detected; 0 if it can."""
         return 0.0 if self._quiet_since is None else self._read_at - self._quiet_since
 
     @property
@@ -127,7 +127,7 @@ class SpinWatch:
         return run is not None and (run.known_s < self._rules.after or self.is_stall)
 
     def remember(self) -> SpinMemory | None:
-        """The data with which a restarted exporter continues the run. None without a run."""
+        """Returns the data with which a restarted exporter continues the run. None without a run."""
         run = self._run
         if run is None:
             return None
@@ -205,13 +205,13 @@ class SpinWatch:
             self._end(effort.end, missing)
 
     def _draws(self, power_w: float) -> bool:
-        """Whether a GPU that only waits never draws this power. False without a known power limit."""
+        """Whether the power is too high for a GPU that only waits. False without a known power limit."""
         limit_w = self._default_w or 0.0
         share = HALF if limit_w > self._rules.small_board_watts else NEARLY_ALL
         return limit_w > 0.0 and power_w > share * limit_w
 
     def _is_unsteady(self, effort: Effort, power_w: float) -> bool:
-        """Whether the power or the memory changes, as they do not while a GPU only waits."""
+        """Whether the power or the memory in use changes. Neither changes while a GPU only waits."""
         before, self._memory = self._memory, effort.memory_bytes
         if power_w:
             self._levels.add(effort.end, power_w)
@@ -235,7 +235,7 @@ class SpinWatch:
         elif (host.loaders_cores or 0.0) >= rules.loaders_max:
             seen = f"its other processes use {host.loaders_cores:.2f} cores"
         elif host.loaders_cores is None and (host.cores or 0.0) > self._spinning_cores(host.spinning):
-            seen = f"its processes use {host.cores:.1f} cores, more than those of {host.spinning} waiting GPUs need"
+            seen = f"its processes use {host.cores:.1f} cores, more than {host.spinning} waiting GPUs need"
         elif host.new_process:
             seen = "a process started"
         else:
@@ -248,13 +248,11 @@ class SpinWatch:
             self._end(host.end, seen)
 
     def _spinning_cores(self, gpus: int) -> float:
-        """The number of CPUs that a holder may use without progress while this number of its GPUs waits."""
+        """The number of CPUs that a holder may use without progress while `gpus` of its GPUs wait."""
         return self._rules.cores_each * gpus + self._rules.cores_beside
 
     def _note_steps(self, host: HostProgress) -> None:
-        """Notes the time since which the training loop has made no step. A whole run without a step is evidence of a
-        stall.
-        """
+        """Notes since when the training loop has made no step. A whole run without a step is evidence of a stall."""
         if host.steps:
             self._has_stepped, self._silent_since = True, None
         elif host.steps == 0 and self._has_stepped and self._silent_since is None:
@@ -269,7 +267,7 @@ class SpinWatch:
         return since is not None and abs(since - run.begin) <= GRACE_S and is_read
 
     def report(self) -> Spin:
-        """The present run in its published form."""
+        """Returns the present run in its published form."""
         run = self._run
         if run is None:
             is_blind = self.quiet_s >= self._rules.after
@@ -280,7 +278,8 @@ class SpinWatch:
         floor_w, limit_w = self._floor_w(), self._default_w
         facts = ["100 % busy"]
         if power_w is not None and floor_w is not None and limit_w is not None:
-            facts.append(f"at {power_w:.0f} W, flat within {run.steps.width():.0f} W (at rest {floor_w:.0f} W")
+            learned = " as seen here" if self._table_w is None else ""
+            facts.append(f"at {power_w:.0f} W, flat within {run.steps.width():.0f} W (at rest {floor_w:.0f} W{learned}")
             median_w = self.work.median_w()
             facts[-1] += f", at work {median_w:.0f} W)" if self._has_worked() and median_w else ")"
         if (sm := run.sms.mean()) is not None:
@@ -288,7 +287,9 @@ class SpinWatch:
         if self.around.proof:
             facts.append(self.around.proof)
         elif self.around.expected_s is not None:
-            facts.append(f"its last waits ended by themselves within {describe_duration(self.around.waited.longest_s)}")
+            facts.append(
+                f"its earlier waits ended without help within {describe_duration(self.around.waited.longest_s)}"
+            )
         if self._has_stopped(run):
             facts.append("its training loop makes no more steps")
         quiet = [name for name in self._required() if name not in unknown]
@@ -339,9 +340,10 @@ class SpinWatch:
         if contradiction:
             return contradiction
         if self._default_w is None:
-            return "the board reports no default power limit"
+            why = "the board reports no default power limit, so its power does not show whether it works or waits"
+            return why if self._floor.seen_w is None else f"{why}; at utilization 0 it drew {self._floor.seen_w:.0f} W"
         if self._default_w <= self._rules.small_board_watts:
-            return f"the board's limit is {self._default_w:.0f} W: its power does not distinguish work from waiting"
+            return f"the board's limit is {self._default_w:.0f} W, so its power does not show whether it works or waits"
         return UNKNOWN_FLOOR if self._floor_w() is None else ""
 
     def _floor_w(self) -> float | None:
@@ -360,7 +362,6 @@ class SpinWatch:
         return floor_w + ratio * (limit_w - floor_w)
 
     def _learn(self, step: PowerStep) -> None:
-        """Learns the power at rest or at work from a step."""
         if step.ratios == (0.0, 0.0):
             self._floor.learn(step.power_w)
             return
@@ -375,7 +376,7 @@ class SpinWatch:
     def _highest_power(self) -> float:
         """The highest power at which the GPU may still spin, in watts.
 
-        It is lower if the SM activity does not look like a collective: a small kernel that never ends looks the same.
+        It is lower if the SM activity does not fit a collective, because a small kernel that never ends looks the same.
         """
         if self._sm is not None and is_collective(self._sm, self._rules, polls=self._polls):
             return self._share(self._rules.low_ratio)
@@ -410,7 +411,7 @@ class SpinWatch:
         return ""
 
     def _find_change(self, effort: Effort) -> str:
-        """Names the change since the run began that this reading shows, "" without a change."""
+        """Describes a change in this reading since the run began, "" without a change."""
         rules, run = self._rules, self._run
         if run is None:
             return ""
@@ -429,7 +430,7 @@ class SpinWatch:
         return ""
 
     def _take(self, span: Span) -> None:
-        """Takes the utilization of one span. It begins, continues or ends a run."""
+        """Takes the utilization of one span. The span begins, continues or ends a run."""
         rules, run = self._rules, self._run
         if span.end <= span.start or span.end <= self._not_before:
             return
@@ -484,7 +485,7 @@ class SpinWatch:
             self._last[name] = end
 
     def _find_missing(self, run: SpinRun, at: float) -> str:
-        """Name of a witness that was known before and is missing now, "" if none is missing.
+        """Describes a witness that was known before and is missing now, "" if none is missing.
 
         The host is read only during a run, every 30 s, so its witnesses may be older.
         """
@@ -498,7 +499,7 @@ class SpinWatch:
         return PROGRESS if self._has_nvlink else tuple(name for name in PROGRESS if name != NVLINK)
 
     def _unknown_witnesses(self, run: SpinRun) -> tuple[str, ...]:
-        """The witnesses of progress that are not known from the first minutes of the run on."""
+        """The witnesses of progress that became known later than GRACE_S after the start of the run, or never."""
         latest = run.begin + GRACE_S
         return tuple(name for name in self._required() if run.since.get(name, math.inf) > latest)
 

@@ -23,7 +23,7 @@ class WorkHistory:
         self.total_s += seconds
 
     def median_w(self) -> float | None:
-        """The median power at work in watts, rounded down to the edge of its bin. None before any work.
+        """Returns the median power at work in watts, rounded down to the edge of its bin. None before any work.
 
         A lower value leads to fewer stalls.
         """

@@ -1,11 +1,11 @@
 """Reads the reports of training loops. The files are not trusted: a job may write anything, even links and pipes.
 
 A pod writes into its own emptyDir, below the kubelet's folder for the pod's UID. A Slurm job writes into its own
-folder, which the prolog creates with the job's id as its name. So a file's folder identifies the owner, never the
-content. Each component of the path is opened without following links. Only a regular file with one hard link counts; in
-Slurm, it must belong to the folder's owner. The reader never waits for a job: it refuses a file on which the job holds
-a lease, and a folder on a file system that may never answer (mounts.py). If a folder still does not answer, its reader
-is left behind: the thread keeps waiting, and a new reader reads the other folders.
+folder, which the prolog creates with the job's id as its name. So the folder of a file identifies its owner; the
+content never does. Each component of the path is opened without following links. Only a regular file with one hard link
+counts; in Slurm, it must belong to the folder's owner. The reader never waits for a job: it skips a file on which the
+job holds a lease, and a folder on a file system that may never answer (mounts.py). If a folder still does not answer,
+its thread keeps waiting, and a new reader reads the other folders.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class TrainingPlaces(NamedTuple):
-    """Where the reports are.
+    """The places of the reports.
 
     `pods`: the kubelet's folder of pods. `jobs`: the parent of the folders that the prolog creates for jobs. `mounts`:
     the mount table.
@@ -80,7 +80,7 @@ class TrainingReader:
     """Reads every holder's files, at intervals of at least INTERVAL_S.
 
     All holders together cost at most CPU_SHARE of a CPU, divided equally. A holder whose files cost more is read less
-    often, and the others are read as often as before.
+    often; the others are not affected.
     """
 
     def __init__(self, places: TrainingPlaces, clock: Clock) -> None:
@@ -133,7 +133,8 @@ class TrainingReader:
             return False
 
     def leave_behind(self) -> bool:
-        """Leaves the present reader behind if its folder has not answered for STUCK_S. Returns whether it was left.
+        """Gives up the present reader if its folder has not answered for STUCK_S. Returns whether it gave up the
+        reader.
 
         The caller then starts another reader, which skips this folder until the folder answers.
         """
@@ -144,9 +145,10 @@ class TrainingReader:
             is_left = len(self._left) < LEFT_MAX
             if not reading.is_said:
                 reading.is_said = True
-                effect = "it is skipped until it answers"
+                effect = "the exporter skips it until it answers"
                 if not is_left:
-                    effect = f"no reports of any job are read until one of {LEFT_MAX + 1} such folders answers"
+                    until = "until one of them does, the exporter reads no reports of any job"
+                    effect = f"{LEFT_MAX + 1} folders do not answer now, and {until}"
                 log.warning(
                     "training of %s %s: its folder has not answered for %g s: %s", *reading.who, STUCK_S, effect
                 )
@@ -167,7 +169,7 @@ class TrainingReader:
             root, parts = self._find(who)
             below = [os.fsencode(part) for part in parts]
             if kind := find_foreign(self._foreign, os.fsencode(os.path.realpath(root)), below):
-                problem = f"its folder is not read, because {kind} is mounted there, which may never answer"
+                problem = f"the exporter does not read its folder, because {kind} is mounted there and may never answer"
                 return TrainingFiles(self._clock.monotonic(), (), problem)
             folder = _open_below(root, parts)
         except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Finds job folders on file systems that may never answer, from the mount table.
 
-Users can mount FUSE file systems at their own folders. Every request to such a file system, even statfs, waits for the
-user's program. The kernel returns the mount table without a request to any file system.
+Users can mount FUSE file systems at their own folders, where every request, even statfs, waits for the user's program.
+The kernel returns the mount table without a request to any file system.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ForeignMount(NamedTuple):
 
 
 def list_foreign(table: bytes) -> list[ForeignMount]:
-    """The mounts with a file system that is not in LOCAL. `table`: content of /proc/PID/mountinfo (proc(5))."""
+    """Returns the mounts with a file system that is not in LOCAL. `table`: content of /proc/PID/mountinfo (proc(5))."""
     found = []
     for line in table.split(b"\n"):
         fields = line.split(b" ")
@@ -41,7 +41,8 @@ def list_foreign(table: bytes) -> list[ForeignMount]:
 
 
 def find_foreign(mounts: Iterable[ForeignMount], root: bytes, parts: Sequence[bytes]) -> str:
-    """The type of the first mount on the way from `root` to the folder (`parts`) or inside it, "" without a mount.
+    """Returns the type of the first foreign mount on the way from `root` to the folder (`parts`) or inside it; ""
+    without one.
 
     A mount at `root` itself does not count. `root`: a path without symbolic links.
     """

@@ -1,7 +1,7 @@
 """Turns the reports of training loops into counters and shares for each allocation.
 
-A report is only the job's claim, published with the job's own labels. It never makes a GPU count as used, and never
-prevents a mark by itself (docs/torch.md). A report counts for a GPU only if the holder has that GPU.
+A report is only the job's claim, published with the job's own labels. A report never makes a GPU count as used, and
+never prevents a mark by itself (docs/torch.md). A report counts for a GPU only if the holder has that GPU.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ class _Booked:
 
 
 class _ProcessTotals(NamedTuple):
-    """Running totals of one process."""
-
     steps: int
     seconds: Mapping[str, float]
 
@@ -60,8 +58,8 @@ class _ProcessTotals(NamedTuple):
 class _KeptTraining:
     """The readings (`looks`) of one holder's reports, oldest first.
 
-    `stepped`: when the exporter last saw a new step (monotonic seconds). `booked`: totals by the set of GPUs that ranks
-    name.
+    `stepped`: when the exporter last saw a new step (monotonic seconds). `booked`: totals for each set of GPUs that
+    ranks report.
     """
 
     def __init__(self, files: TrainingFiles, watched_s: float) -> None:
@@ -93,7 +91,7 @@ class _KeptTraining:
 
 
 class NodeTraining:
-    """Not thread-safe: the node's lock protects it."""
+    """The training reports of a node's holders. Not thread-safe: NodeDiagnosis holds its lock during each call."""
 
     def __init__(self) -> None:
         self._kept: dict[Who, _KeptTraining] = {}
@@ -138,7 +136,7 @@ class NodeTraining:
     def view(
         self, who: Who | None, unit: UnitId, own: Sequence[UnitId], now: float, idle_run_s: float | None
     ) -> TrainingView | None:
-        """The values to publish for one allocation. None if no rank of the holder is known to use the unit.
+        """Returns the values to publish for one allocation. None if no rank of the holder is known to use the unit.
 
         `own`: all units of the holder on this node. `idle_run_s`: seconds since the GPU last worked, None if unknown.
         """
@@ -166,13 +164,13 @@ def _contradict(pace: TrainingPace, idle_run_s: float | None) -> str:
     if idle_run_s is None or idle_run_s < CONTRADICTION_S or not pace.seen or pace.silent_s > KEEP_S:
         return ""
     return (
-        f"its training reports steps, but this GPU has done nothing for {idle_run_s / 60:.0f} min: either the loop uses"
-        " another device, or the report is wrong"
+        f"its training reports steps, but this GPU has done nothing for {idle_run_s / 60:.0f} min: the loop "
+        "uses another device, or the report is wrong"
     )
 
 
 def _is_on(gpus: Sequence[str], unit: UnitId, own: Sequence[UnitId]) -> bool:
-    """Whether a rank that reports these GPUs uses the unit. Without GPUs, a rank uses its holder's only unit.
+    """Whether a rank that reports these GPUs uses the unit. A rank that reports no GPU uses its holder's only unit.
 
     The hook in the training cannot distinguish the UUID of a MIG instance from that of its board. So prefixes are
     ignored, and a board's UUID means the instance if the holder has no other unit.
@@ -188,7 +186,6 @@ def _bare(uuid: str) -> str:
 
 
 def _key(report: RankReport) -> ProcessKey:
-    """The process that wrote a report."""
     return report.rank, report.run
 
 
@@ -282,7 +279,6 @@ def _difference(new: float | None, old: float | None) -> float | None:
 
 
 def _common(facts: Sequence[Mapping[str, Fact]]) -> dict[str, Fact]:
-    """The settings that all ranks have in common."""
     if not facts:
         return {}
     first, *others = facts

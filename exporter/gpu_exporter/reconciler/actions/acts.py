@@ -1,24 +1,25 @@
 """Begins actions and completes them: updates the journal, notifies the owner, logs and counts, in a fixed order.
 
 The journal entry is written before the action. Afterwards this process, or the next one after a crash, reads the live
-object and completes the entry. So no action is done twice, and every owner is notified.
+object and completes the entry. So no action is done twice, and every owner is notified. An action is done when all pods
+and jobs that it ends are gone. An action that takes too long is unconfirmed.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.plain import utc
-from gpu_exporter.reconciler.actions.journal import CONFIRM_S, GIVE_UP_S, Journal, begun_within
+from gpu_exporter.reconciler.actions.ends import Ends
+from gpu_exporter.reconciler.actions.journal import CONFIRM_S, Journal, begun_within, with_result, without_demand
 from gpu_exporter.reconciler.actions.proofs import Warned
 from gpu_exporter.reconciler.actions.propose import Proposal
 from gpu_exporter.reconciler.actions.record import PolicyStanding, Record
-from gpu_exporter.reconciler.actor import DONE, GONE, NOT_DONE, Actor, Entry
+from gpu_exporter.reconciler.actor import DONE, ENDING, GONE, NOT_DONE, Actor, Ended, Entry
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.outcomes import account_of
 from gpu_exporter.reconciler.decision.policy import Decision
@@ -28,12 +29,13 @@ from gpu_exporter.reconciler.marks import MarkError, Refused, guard
 
 log = logging.getLogger(__name__)
 LOST = "lost"  # the answer to an action did not arrive, so its effect is unknown
-MAY_BE_DONE = ("", "done", "unconfirmed", LOST)  # results of actions that may have freed GPUs
-HOLDERS_KEPT, NAMES_KEPT = 16, 1500  # limits of a journal entry: names of holders, and their characters together
+LINES_KEPT = 16  # audit lines with the result of one action
+GRACE_MAX_S = 600.0  # of the time that an action waits for the end of its target
+UNCONFIRMED_S = 300.0  # in addition: for the kubelet or slurmd, the exporter's next sample, and Prometheus
 
 
 class ActionObserver(Protocol):
-    """Counts acts, and underused groups without an action. It is a Protocol because Telemetry imports this package."""
+    """Counts actions, and underused groups without an action. A Protocol, because Telemetry imports this package."""
 
     def count_action(self, action: str, result: str) -> None:
         """Counts an action. `result`: done, unconfirmed, shadow, refused, or the `result` of a MarkError."""
@@ -46,9 +48,8 @@ class ActionObserver(Protocol):
 
 
 class Receipt(NamedTuple):
-    """The grounds for an action, for the audit log.
-
-    `standing`: how often earlier decisions of the policy were right; None if the setting `override` is the ground.
+    """The reasons for an action, for the audit log. `standing`: the record of the policy; None if the setting
+    `override` replaces the record.
     """
 
     warned: Mapping[HolderName, Warned]
@@ -64,58 +65,59 @@ class Acts:
         self,
         journal: Journal,
         actors: Mapping[str, Actor],
+        ends: Ends,
         record: Record,
         audit: AuditLog | None,
         observer: ActionObserver,
         clock: Clock,
+        grace_max_s: float,
     ) -> None:
-        """`actors`: by scheduler. `audit`: None if the site keeps no audit log."""
+        """`actors`: the actor of each scheduler. `audit`: None if the site keeps no audit log. `grace_max_s`: the
+        setting actions.grace_max (seconds).
+        """
         self._journal = journal
         self._actors = actors
+        self._ends = ends
+        self._patience_s = min(grace_max_s, GRACE_MAX_S)
         self._record = record
         self._audit = audit
         self._observer = observer
         self._clock = clock
-        self._entries: tuple[Entry, ...] = ()
+        self.entries: tuple[Entry, ...] = ()
+        """The actions of the journal."""
 
     @property
     def notes(self) -> set[str]:
-        """The notes on live objects that belong to the actions in the journal."""
-        return {entry.note for entry in self._entries}
+        """The annotations that the journal's actions left on objects."""
+        return {entry.note for entry in self.entries}
 
     def begun_within_an_hour(self) -> int:
-        return begun_within(self._entries, self._clock.wall())
+        return begun_within(self.entries, self._clock.wall())
 
     def is_pending(self, title: str) -> bool:
-        """Whether an action on this target has begun, and its result is still unknown."""
-        return any(not entry.told and entry.title == title for entry in self._entries)
-
-    def freed(self) -> Sequence[tuple[float, int, Mapping[str, float]]]:
-        """The actions that may have had an effect: for each, its age (seconds), its GPUs, and the demand at that time
-        by pool.
-        """
-        wall = self._clock.wall()
-        entries = [entry for entry in self._entries if entry.told in MAY_BE_DONE]
-        return [(max(0.0, wall - entry.wall), entry.gpus, dict(entry.waited_for)) for entry in entries]
+        """Returns whether an action on this target has begun, and its result is still unknown."""
+        return any(entry.is_open and entry.title == title for entry in self.entries)
 
     def begin(self, actor: Actor, proposal: Proposal, target: Target, receipt: Receipt) -> str:
-        """Writes the journal entry, acts, and completes the entry from the live object. Returns the result in the
-        entry.
+        """Writes the journal entry, acts, and looks at the live object. Returns the result in the entry.
 
         Returns LOST if the action failed without a clear answer and the live object does not show the result. Raises
         Refused and MarkError if the action has not begun.
         """
-        entry = actor.open_entry(target, secrets.token_hex(4), self._clock.wall())._replace(
+        wall = self._clock.wall()
+        nodes = {each.name: tuple(sorted({unit.node for unit in each.units})) for each in proposal.decisions}
+        entry = actor.open_entry(target, secrets.token_hex(4), wall)._replace(
             gpus=proposal.gpus,
             since_wall=proposal.since_wall,
             record=account_of(proposal.first),
-            holders=_some(sorted(name.name for name in proposal.names)),
+            ends=tuple(Ended(part.name.name, part.incarnation, nodes.get(part.name, ())) for part in target.ends),
             waited_for=tuple(receipt.demand.items()),
+            until_wall=wall + min(target.grace_s, self._patience_s) + UNCONFIRMED_S,
         )
         if not self._note_begin(proposal, entry, receipt):
             raise Refused("audit", "the reconciler cannot write the audit log")
         self._journal.begin(entry)
-        self._entries = (*self._entries, entry)
+        self.entries = (*self.entries, entry)
         try:
             guard(actor.act, target, entry)
         except (Refused, MarkError) as exc:
@@ -130,64 +132,98 @@ class Acts:
         return self._told(entry)
 
     def _told(self, entry: Entry) -> str:
-        return next((each.told for each in self._entries if each.ident == entry.ident), "")
+        return next((each.told for each in self.entries if each.ident == entry.ident), "")
 
     def complete_all(self) -> None:
-        """Completes all actions that have begun, also in an earlier process. Raises MarkError: unreadable journal."""
-        self._entries = self._journal.read()
-        for entry in self._entries:
-            if not entry.told and (actor := self._actors.get(entry.scheduler)) is not None:
+        """Completes all begun actions, also of an earlier process. Raises MarkError for an unreadable journal."""
+        self.entries = self._journal.read()
+        for entry in self.entries:
+            actor = self._actors.get(entry.scheduler)
+            if not entry.told and actor is not None:
                 self._complete(actor, entry)
+            elif not entry.told and self._clock.wall() >= entry.until_wall:
+                self._finish(entry, "unconfirmed", f"the reconciler is not set up for {entry.scheduler}")
+        self._confirm()
         self._look_at_acts()
 
+    def note_used(self, used: Collection[tuple[str, str]]) -> None:
+        """Notes in the journal, for the next process, the actions that no longer reduce the demand of these pools."""
+        entries = tuple(without_demand(entry, used) for entry in self.entries)
+        if entries == self.entries:
+            return
+        try:
+            self._journal.note_used(used)
+        except MarkError as exc:  # the next cycle tries again
+            log.warning(
+                "cannot write to the journal that waiting pods and jobs have GPUs now: %s; the next cycle retries", exc
+            )
+        else:
+            self.entries = entries
+
+    def _confirm(self) -> None:
+        """Completes the actions whose end is confirmed, and those that took too long. Raises nothing."""
+        ending = [entry for entry in self.entries if entry.told == ENDING]
+        left = self._ends.read_left(ending)
+        for entry in ending:
+            if not left[entry.ident]:
+                self._finish(entry, "done")
+            elif self._clock.wall() >= entry.until_wall:
+                self._finish(entry, "unconfirmed", left[entry.ident])
+
     def _complete(self, actor: Actor, entry: Entry) -> None:
-        """Completes an entry as soon as the live object shows the result. Raises nothing."""
-        age_s = self._clock.wall() - entry.wall
+        """Notifies the owner as soon as the live object shows the action. Raises nothing."""
+        wall = self._clock.wall()
         failed = "the object cannot be read, so the result is unknown"
         try:
             sight = guard(actor.look, entry)
             if sight == DONE:
                 since = utc(entry.since_wall).strftime("%Y-%m-%d %H:%MZ")
                 told = f"All of its {entry.gpus} GPUs were idle since {since}, and its owner was warned"
-                failed = "the action is done, but cannot be added to the record of decisions"
+                failed = "the action is done, but the record of decisions cannot be written"
                 self._record.note_act(entry)
                 failed = "the action is done, but its owner could not be notified"
                 guard(actor.tell, entry, told)
         except (MarkError, Refused) as exc:
-            is_over = age_s >= GIVE_UP_S
-            then = (
-                f"recorded as unconfirmed after {describe_duration(GIVE_UP_S)}" if is_over else "the next cycle retries"
-            )
-            log.warning("%s: %s: %s: %s; %s", entry.title, entry.verb, failed, exc, then)
-            if is_over:
-                self._finish(entry, "unconfirmed")
+            why = f"{failed}: {exc}"
+            if wall >= entry.until_wall:
+                self._finish(entry, "unconfirmed", why)
+            else:
+                log.warning("%s: %s: %s; the next cycle retries", entry.title, entry.verb, why)
             return
         if sight == DONE:
-            self._finish(entry, "done")
+            self._finish(entry, ENDING)
         elif sight == GONE:
             self._finish(entry, "replaced")
-        elif age_s >= CONFIRM_S:  # until then, a request without an answer may still reach the server
-            self._finish(entry, "error" if sight == NOT_DONE else "unconfirmed")
+        elif sight == NOT_DONE and wall - entry.wall >= CONFIRM_S:  # until then, a request may still reach the server
+            self._finish(entry, "error", "the object does not show the action")
+        elif wall >= entry.until_wall:
+            self._finish(entry, "unconfirmed", "the object does not show the action")
 
-    def _finish(self, entry: Entry, result: str) -> None:
-        """Writes the result of an entry to the journal and the log, and counts it."""
+    def _finish(self, entry: Entry, result: str, why: str = "") -> None:
+        """Writes the result of an entry to the journal and the log, and counts it. ENDING is not counted.
+
+        `why`: the reason for a result other than `done`.
+        """
         try:
             self._journal.complete(entry.ident, result)
         except MarkError as exc:  # the next cycle tries again
             text = "%s: the result of %s (%s) was not written to the journal: %s; the next cycle retries"
             log.warning(text, entry.title, entry.verb, result, exc)
             return
-        self._entries = tuple(each._replace(told=result) if each == entry else each for each in self._entries)
+        self.entries = tuple(with_result(each, result) if each.ident == entry.ident else each for each in self.entries)
         undo = f"; undo: {entry.undo}" if result == "done" else ""
-        log.info("%s: %s: %s%s", entry.title, entry.verb, result, undo)
+        level = logging.WARNING if result == "unconfirmed" else logging.INFO
+        log.log(level, "%s: %s: %s%s%s", entry.title, entry.verb, result, f": {why}" if why else "", undo)
+        if result == ENDING:
+            return
         self._observer.count_action(entry.verb, result)
         if self._audit is not None:
-            facts = {"act": entry.verb, "target": entry.target.title, "result": result, "id": entry.ident}
-            for name in entry.holders:
-                self._audit.note_result(HolderName(entry.scheduler, entry.namespace, name), facts)
+            facts = {"act": entry.verb, "target": entry.target.title, "result": result, "why": why, "id": entry.ident}
+            for ended in [each for each in entry.ends if each.nodes][:LINES_KEPT]:
+                self._audit.note_result(HolderName(entry.scheduler, entry.namespace, ended.name), facts)
 
     def _look_at_acts(self) -> None:
-        """Checks whether owners have resumed what the reconciler suspended or stopped."""
+        """Checks whether owners have resumed the targets of earlier actions."""
         for entry in self._record.acts_due():
             actor = self._actors.get(entry.scheduler)
             if actor is None or not entry.target.kind:  # a cancelled job cannot be resumed
@@ -201,7 +237,7 @@ class Acts:
             except Refused:
                 continue
             if sight == NOT_DONE:
-                log.info("%s: its owner has resumed it", entry.title)
+                log.info("%s: the owner has undone this action", entry.title)
                 self._record.note_resumed(entry)
             elif sight == GONE:
                 self._record.note_gone(entry)
@@ -229,11 +265,3 @@ class Acts:
                 },
             )
         return is_written
-
-
-def _some(names: Sequence[str]) -> tuple[str, ...]:
-    """The first names that fit within the limits of a journal entry."""
-    kept = names[:HOLDERS_KEPT]
-    while sum(map(len, kept)) > NAMES_KEPT:
-        kept = kept[:-1]
-    return tuple(kept)

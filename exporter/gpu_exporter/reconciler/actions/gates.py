@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from gpu_exporter.common.clock import Clock
@@ -11,12 +12,12 @@ from gpu_exporter.reconciler.actions.proofs import KNOWN_MIN, NOT_KNOWN, Proofs,
 from gpu_exporter.reconciler.actions.propose import Proposal
 from gpu_exporter.reconciler.actions.record import PolicyStanding, Record
 from gpu_exporter.reconciler.decision.outcomes import REGRET_S, account_of, shortest_run
-from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.decision.policy import Decision, describe_cores
 from gpu_exporter.reconciler.decision.target import Skipped, Target
 from gpu_exporter.reconciler.evidence.records import HolderName, HostLimits
 from gpu_exporter.reconciler.marks import Refused
 
-ACT_FRESH_S = 60.0  # since older evidence was read, the holder may have begun to work
+ACT_FRESH_S = 60.0  # seconds; the holder may have begun to work since older evidence was read
 
 
 class Gates:
@@ -36,10 +37,11 @@ class Gates:
         wall, needed_s = self._clock.wall(), self._settings.warned_for
         for decision in proposal.decisions:
             if decision.name not in warnings:
-                raise Refused("not_warned", f"Alertmanager sends no alert about {decision.title} to any receiver")
+                raise Refused("not_warned", f"Alertmanager sends nobody an alert about {decision.title}")
             since_wall = warnings[decision.name].since_wall
             if since_wall < (decision.start_wall or 0.0):
-                raise Refused("not_warned", f"the alert began before {decision.title}: it is about another holder")
+                why = f"the alert is older than {decision.title}, so it warned an earlier holder of this name"
+                raise Refused("not_warned", why)
             lasted_s = wall - since_wall
             if lasted_s < needed_s:
                 since = describe_duration(max(0.0, lasted_s))
@@ -60,7 +62,8 @@ class Gates:
                 since = describe_duration(REGRET_S)
                 raise Refused("watched", f"{decision.title} became underused less than {since} ago")
         if self._record.watches.is_open(proposal.decisions):
-            raise Refused("watched", "the outcome of the last decision on the target is not known yet")
+            why = "the result of an earlier decision on this target is not known yet"
+            raise Refused("watched", why)
         if self._settings.override:
             return None
         found: list[PolicyStanding] = []
@@ -86,15 +89,21 @@ class Gates:
         for name, decision in sorted((each.name, each) for each in proposal.decisions):
             for node in sorted({unit.node for unit in decision.units}):
                 work = works.get(name, {}).get(node, NOT_KNOWN)
-                if said := self._describe_work(work):
-                    raise Refused("host_work", f"{decision.title} {said} on {node}, so its GPUs are not taken back")
+                if said := self._describe_work(work, decision.windows.cores if decision.windows else math.inf):
+                    raise Refused(
+                        "host_work", f"{decision.title} {said} on {node}, so the reconciler takes none of its GPUs back"
+                    )
 
-    def _describe_work(self, work: Work) -> str:
-        """The work of a holder on its host, in words; "" for none. Unknown activity counts as work."""
+    def _describe_work(self, work: Work, cores_min: float) -> str:
+        """The work of a holder on its host, in words; "" for none. Unknown activity counts as work. `cores_min`: a
+        holder that uses this many CPU cores counts as working.
+        """
         if work.cpu is None:
-            return "has unknown CPU use (set agent.hostActivity in the chart, --path.cgroup or actions.host_work_max)"
+            return "has unknown CPU use (set agent.hostActivity in the chart, --path.cgroup, or actions.host_work_max)"
         if work.cpu > self._host.cpu_ratio:
             return f"uses {work.cpu:.0%} of its CPUs"
+        if work.cpu * (work.cpus or 0.0) >= cores_min:
+            return describe_cores(work.cpu * (work.cpus or 0.0), work.cpus or 0.0)
         if (work.io_bytes_per_s or 0.0) > self._host.io_bytes_per_s:
             return f"moves {(work.io_bytes_per_s or 0.0) / 1e6:.0f} MB/s to and from disks"
         return ""
@@ -105,8 +114,8 @@ class Gates:
         wall = self._clock.wall()
         for part in target.beside:
             if wall - part.start_wall < KNOWN_MIN * idle_s:  # the series may be those of an earlier pod with its name
-                since = f"for less than {KNOWN_MIN:.0%} of the idle time, so its earlier work is unknown"
-                raise Refused("beside", f"{part.name} has no GPU and has existed {since}")
+                age = f"is younger than {KNOWN_MIN:.0%} of the idle time, so its work in that time is not known"
+                raise Refused("beside", f"{part.name}, a pod without GPUs that the action would end too, {age}")
             work = rest.get(part.name.name, NOT_KNOWN)
             if work.cpu is None or work.io_bytes_per_s is None:
                 raise Refused("beside", f"{part.name} has no GPU, and its activity in the idle time is not known")
@@ -115,6 +124,15 @@ class Gates:
             if work.io_bytes_per_s > self._settings.beside_io:
                 moved = f"{work.io_bytes_per_s / 1e6:.0f} MB/s"
                 raise Refused("beside", f"{part.name} has no GPU, and read or wrote {moved} in the idle time")
+
+    def object_to_grace(self, target: Target) -> None:
+        """Raises Refused if a member can run for longer than actions.grace_max after it was told to end."""
+        most_s = self._settings.grace_max
+        for part in target.ends:
+            if part.grace_s > most_s:
+                grace = format_duration(part.grace_s) if math.isfinite(part.grace_s) else "an unknown time"
+                why = f"{part.name} may run for {grace} after it was told to end, but actions.grace_max allows"
+                raise Refused("grace", f"{why} {format_duration(most_s)}")
 
     def object_to_age(self, fresh: Mapping[HolderName, Decision]) -> None:
         """Raises Refused if the last sample of any GPU is older than ACT_FRESH_S."""

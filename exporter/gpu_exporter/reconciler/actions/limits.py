@@ -18,7 +18,9 @@ WITHIN_S = 60.0  # longest time that a cycle spends on actions; the next cycle w
 
 
 class ActionLimits:
-    """Counts per cycle and per hour. `begin_cycle` and the `note_` methods change the counts; checks do not."""
+    """Counts actions and reads, per cycle and per hour. `begin_cycle` and the `note_` methods change the counts; checks
+    do not.
+    """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
@@ -31,7 +33,9 @@ class ActionLimits:
         self._until = 0.0  # monotonic
 
     def begin_cycle(self, titles: Collection[str]) -> None:
-        """Resets the counts of a cycle. `titles`: of all proposals, including those that later cycles handle."""
+        """Resets the counts of a cycle. `titles`: the titles of all proposals, including those that later cycles
+        handle.
+        """
         now = self._clock.monotonic()
         while self._shadowed and now - self._shadowed[0] >= HOUR_S:
             self._shadowed.popleft()
@@ -57,7 +61,9 @@ class ActionLimits:
             )
         within_an_hour = sum(now - at < HOUR_S for at in self._shadowed) if begun is None else begun
         if self._acts_left <= 0 or within_an_hour >= self._settings.hour_max:
-            raise Refused("limit", "actions.cycle_max or actions.hour_max is reached")
+            raise Refused(
+                "limit", "this cycle or hour already has as many actions as actions.cycle_max or hour_max allows"
+            )
 
     def object_to_reading(self) -> None:
         """Raises Refused if this cycle has read enough targets."""
@@ -70,11 +76,11 @@ class ActionLimits:
         self._read_at[title] = self._clock.monotonic()
 
     def note_act(self, *, is_shadow: bool = False) -> None:
-        """Counts one action, or in mode shadow the action that mode act would do."""
+        """Counts one action, or in mode shadow an action that mode act would take."""
         self._acts_left -= 1
         if is_shadow:
             self._shadowed.append(self._clock.monotonic())
 
     def note_failure(self, title: str) -> None:
-        """Notes that an attempt on this target failed because of the target itself."""
+        """Notes that an attempt failed because of the target itself."""
         self._failed_at[title] = self._clock.monotonic()

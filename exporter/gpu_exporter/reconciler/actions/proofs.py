@@ -4,6 +4,7 @@
 - Pods or jobs wait for GPUs of the same pool.
 - The holders do not work on their hosts.
 - Members without GPUs do not work.
+- The pods and jobs that an earlier action ended no longer hold a GPU.
 
 A missing or partial answer proves nothing.
 """
@@ -22,7 +23,7 @@ from gpu_exporter.common.fetch import MIB
 from gpu_exporter.common.outside import load_json, parse_timestamp
 from gpu_exporter.common.promql.client import Fetch
 from gpu_exporter.common.promql.vector import VectorRow, cluster_matchers, literal, parse_vector, quote
-from gpu_exporter.reconciler.evidence.matchers import restrict
+from gpu_exporter.reconciler.evidence.matchers import MATCHER_MAX, alternatives, match_any, restrict
 from gpu_exporter.reconciler.evidence.records import HolderName, holder_name, refuse_several
 
 ALERT = "GpuHolderIdle"  # the alert in alerts/rules/owners.yaml that owners receive
@@ -32,7 +33,7 @@ WITHIN_S = 5.0  # per answer: the next cycle, which withdraws marks, waits for t
 ASKED = {"active": "true", "silenced": "false", "inhibited": "false", "unprocessed": "false"}
 WAITED_S = 900.0
 WAITED = "15m"  # how long pods or jobs must have waited
-ENOUGH = 0.9  # share of the rule evaluations in that time with a sample: without demand, there is no sample
+ENOUGH = 0.9  # share of the rule evaluations in that time with a sample: without a sample, the demand is unknown
 HOLDER = "cluster, scheduler, namespace, pod, job_id"
 RATE_S = 300.0  # range of rate() on cgroup counters, which are scraped every 15 to 60 s
 STEPS_MAX = 1000  # steps of a subquery over the whole idle time
@@ -41,7 +42,7 @@ CPU, READ, WRITTEN = (f"container_{name}_total" for name in ("cpu_usage_seconds"
 
 
 class Warned(NamedTuple):
-    """The owner of a holder has been warned since `since_wall` (Unix seconds), by these receivers of Alertmanager."""
+    """A warning: the owner has been warned since `since_wall` (Unix seconds), by these receivers of Alertmanager."""
 
     since_wall: float
     receivers: tuple[str, ...]
@@ -62,14 +63,26 @@ class Work(NamedTuple):
     """Activity of a holder or pod on its host. A value is None if it is unknown.
 
     `cpu`: for a holder, the used share of its CPUs; for a pod without GPUs, a number of CPUs.
-    `io_bytes_per_s`: disk reads and writes, bytes per second.
+    `io_bytes_per_s`: disk reads and writes, bytes per second. `cpus`: the number of a holder's CPUs.
     """
 
     cpu: float | None
     io_bytes_per_s: float | None
+    cpus: float | None = None
 
 
 NOT_KNOWN = Work(None, None)
+
+
+class Shown(NamedTuple):
+    """The allocations of one holder's name that exporters show now.
+
+    `uids`: the UIDs of its pods, "" for an allocation without a UID. `start_wall`: the earliest start (Unix seconds),
+    if known.
+    """
+
+    uids: frozenset[str]
+    start_wall: float | None
 
 
 class Proofs:
@@ -86,7 +99,7 @@ class Proofs:
         fetch_alerts: Fetch,
     ) -> None:
         """`filters`: additional matchers for the alerts, e.g. cluster="a".
-        `matcher`: for the exporters' series. Its matchers on `cluster` apply to every query here.
+        `matcher`: the matchers for the exporters' series. Those on `cluster` apply to every query here.
         `rules_s`: evaluation interval of the rules (seconds).
         """
         self._prometheus, self._alertmanager = prometheus, alertmanager
@@ -98,7 +111,7 @@ class Proofs:
         self._fetch, self._fetch_alerts = fetch, fetch_alerts
 
     def read_warnings(self, names: Collection[HolderName]) -> Mapping[HolderName, Warned]:
-        """The warnings of these holders: alerts that have a receiver and are not silenced."""
+        """Reads the warnings to the owners of these holders: alerts that have a receiver and are not silenced."""
         alerts: list[Alert] = []
         for matchers in restrict(names, FILTER_MAX):
             query = urlencode(
@@ -112,9 +125,9 @@ class Proofs:
         else:
             refuse_several(clusters, "Alertmanager returned alerts", "--alertmanager.filter")
             if clusters and not self._is_pinned:  # several clusters may have a holder of that name
-                raise AnswerError(
-                    f"the alerts name cluster {min(clusters)}: confirm this cluster with --alertmanager.filter"
-                )
+                cluster = min(clusters)
+                its = f"--alertmanager.filter='cluster=\"{quote(cluster)}\"'"
+                raise AnswerError(f"the alerts name cluster {cluster}: if it is yours, set {its}")
         found: dict[HolderName, Warned] = {}
         for name, _, warned in alerts:  # if a holder has two alerts, the younger one counts
             if warned is not None and (name not in found or warned.since_wall > found[name].since_wall):
@@ -122,15 +135,14 @@ class Proofs:
         return found
 
     def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
-        """The number of GPUs that others waited for during all of WAITED, by holder and pool of its GPUs."""
+        """Reads the number of GPUs that others waited for during all of WAITED, by holder and pool of its GPUs."""
         demand: defaultdict[HolderName, dict[str, float]] = defaultdict(dict)
         clusters: set[str] = set()
         for of_these in restrict(names):
             matcher = ",".join([of_these, *self._cluster])
             rows = self._ask(
                 f"group by ({HOLDER}, pool) (allocation:gpu_pool:info{{{matcher}}}) * on (cluster, pool) "
-                f"group_left () max by (cluster, pool) (min_over_time(pool:gpu_pending_gpus:capped[{WAITED}]) >= 1 "
-                f"and count_over_time(pool:gpu_pending_gpus:capped[{WAITED}]) >= {self._samples})",
+                f"group_left () ({self._waited('cluster, pool')} >= 1)",
                 clusters,
             )
             for row in rows:
@@ -138,12 +150,28 @@ class Proofs:
                 demand[holder_name(row.labels)][row.labels.get("pool", "")] = row.value
         return demand
 
+    def read_pending(self, pools: Collection[str]) -> Mapping[str, float]:
+        """Reads the number of GPUs that others waited for during all of WAITED, by pool; 0 if none waited.
+
+        Omits a pool without samples for most of that time. If the source has several clusters, the highest value
+        counts.
+        """
+        found: dict[str, float] = {}
+        for of_these in match_any("pool", pools):
+            rows = self._ask(self._waited("pool", ",".join([of_these, *self._cluster])))
+            found |= {row.labels.get("pool", ""): row.value for row in rows}
+        return found
+
+    def _waited(self, by: str, matchers: str = "") -> str:
+        capped = f"pool:gpu_pending_gpus:capped{{{matchers}}}[{WAITED}]"
+        return f"max by ({by}) (min_over_time({capped}) and count_over_time({capped}) >= {self._samples})"
+
     def read_host_work(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, Work]]:
-        """The present work of these holders on their hosts, by node; by `instance` if the label `node` is missing."""
+        """Reads the present work of these holders on their hosts, by node. Without the label `node`, by `instance`."""
         found: defaultdict[HolderName, dict[str, Work]] = defaultdict(dict)
         for of_these in restrict(names):
-            matcher = ",".join(part for part in (self._matcher, of_these) if part)
-            for at, family in enumerate(("activity_ratio", "io_bytes_per_second")):
+            matcher = self._of_exporters(of_these)
+            for at, family in enumerate(("activity_ratio", "io_bytes_per_second", "cpus")):
                 query = f"max by ({HOLDER}, node, instance) (gpu_allocation_host_{family}{{{matcher}}})"
                 for row in self._ask(query):
                     name, place = holder_name(row.labels), row.labels.get("node") or row.labels.get("instance", "")
@@ -154,8 +182,8 @@ class Proofs:
         return found
 
     def read_rest(self, namespace: str, pods: Collection[str], idle_s: float) -> Mapping[str, Work]:
-        """The highest activity of each of these pods in the last `idle_s` seconds, from the cAdvisor metrics of the
-        kubelets.
+        """Returns the highest activity of each of these pods in the last `idle_s` seconds, from the cAdvisor metrics of
+        the kubelets.
 
         A pod is missing in the answer if its series do not cover most of that time (KNOWN_MIN).
         """
@@ -189,6 +217,35 @@ class Proofs:
             if steps.get(pod, 0.0) >= needed
         }
 
+    def read_shown(self, names: Collection[HolderName]) -> Mapping[HolderName, Shown]:
+        """Returns the pod UIDs and the start of each of these holders that an exporter shows now."""
+        uids: defaultdict[HolderName, set[str]] = defaultdict(set)
+        starts: dict[HolderName, float] = {}
+        for of_these in restrict(names):
+            matcher = self._of_exporters(of_these)
+            for row in self._ask(f"group by ({HOLDER}, pod_uid) (gpu_allocation_info{{{matcher}}})"):
+                uids[holder_name(row.labels)].add(row.labels.get("pod_uid", ""))
+            for row in self._ask(f"min by ({HOLDER}) (gpu_allocation_start_timestamp_seconds{{{matcher}}})"):
+                starts[holder_name(row.labels)] = row.value
+        return {name: Shown(frozenset(uids[name]), starts.get(name)) for name in names if name in uids}
+
+    def read_fresh(self, nodes: Collection[str], within_s: float) -> set[str]:
+        """Returns the nodes whose exporter took a sample within the last `within_s` seconds. Without the label `node`,
+        a node has the name in `instance`.
+        """
+        found: set[str] = set()
+        for batch in alternatives(nodes, MATCHER_MAX // 2):
+            places = (f'node=~"{batch}"', f'node="",instance=~"{batch}"')
+            last = " or ".join(
+                f"gpu_exporter_last_sample_timestamp_seconds{{{self._of_exporters(place)}}}" for place in places
+            )
+            for row in self._ask(f"max by (cluster, node, instance) ({last}) >= time() - {within_s:g}"):
+                found.add(row.labels.get("node") or row.labels.get("instance", ""))
+        return found
+
+    def _of_exporters(self, wanted: str) -> str:
+        return ",".join(part for part in (self._matcher, wanted) if part)
+
     def _ask(self, query: str, clusters: Collection[str] = ()) -> list[VectorRow]:
         """Returns the rows of a query. Raises AnswerError if the rows and `clusters` together name several clusters."""
         rows = parse_vector(
@@ -199,7 +256,7 @@ class Proofs:
 
 
 def parse_alerts(text: str, names: Collection[HolderName]) -> list[Alert]:
-    """The alerts about these holders in an answer of /api/v2/alerts. Raises AnswerError.
+    """Returns the alerts about these holders in an answer of /api/v2/alerts. Raises AnswerError.
 
     The filters match a pod name in all namespaces, so the answer may contain alerts about other holders.
     """

@@ -1,8 +1,7 @@
 """Proposes actions on holders that are marked underused: one proposal for each target. Pure.
 
-A target is proposed only if it can be resumed, or if the site names it. A Deployment, a server or a pod without a
-controller is never proposed. A proposal only names the target: the live target later shows whether the action is
-allowed.
+A proposal has only actions that the site allows, and never a Deployment, a server or a pod without a controller as
+target. A proposal only names the target. The live target later shows whether the action is possible.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from gpu_exporter.common.config.defaults import Actions
 from gpu_exporter.common.durations import format_duration
 from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.decision.surroundings import Reference
-from gpu_exporter.reconciler.decision.target import CLASSES_OF, Skipped, place
+from gpu_exporter.reconciler.decision.target import CLASSES_OF, REQUEUE, Skipped, place
 from gpu_exporter.reconciler.evidence.records import HolderName
 
 
 class Proposal(NamedTuple):
     """The possible actions on one target.
 
-    `possible`: some of ACTIONS. `decisions`: on the underused holders of the target.
+    `possible`: some of ACTIONS. `decisions`: the decisions on the underused holders of the target.
     """
 
     target: Reference
@@ -32,13 +31,21 @@ class Proposal(NamedTuple):
 
     @property
     def first(self) -> Decision:
-        """The first decision, for values that all decisions have in common."""
+        """The first decision. It stands for values that all decisions have in common."""
         return self.decisions[0]
 
     @property
     def title(self) -> str:
         """The target with its namespace, for people."""
         return place(self.target, self.namespace)
+
+    @property
+    def owner(self) -> str:
+        """The owner of the target: a namespace, or the user of a job. Not the account, because any user may name any
+        account.
+        """
+        whose = self.namespace or self.first.owner.partition("/")[0] or self.title
+        return f"{self.first.name.scheduler} {whose}"
 
     @property
     def names(self) -> frozenset[HolderName]:
@@ -69,12 +76,12 @@ class Spared(NamedTuple):
 
 
 def allowed_kinds(text: str) -> tuple[str, ...]:
-    """The actions that the setting actions.kinds names."""
+    """Returns the actions that the setting actions.kinds names."""
     return tuple(text.replace(",", " ").split())
 
 
 def propose(decisions: Iterable[Decision], verbs: Sequence[str]) -> tuple[list[Proposal], list[Spared]]:
-    """The proposals for holders that are marked underused, the longest idle first; and the groups that are spared.
+    """Returns the proposals for holders that are marked underused, longest idle first, and the spared groups.
 
     `verbs`: actions that the site allows.
     """
@@ -98,15 +105,15 @@ def propose(decisions: Iterable[Decision], verbs: Sequence[str]) -> tuple[list[P
 
 
 def what_may_follow(decision: Decision, settings: Actions) -> str:
-    """The action that may follow for an underused holder, in words; "" for other stages, and if actions are off."""
+    """Describes the action that may follow for an underused holder; "" for other stages, and if actions are off."""
     if settings.mode == "none" or decision.stage != UNDERUSED:
         return ""
     answer = _allowed(decision, allowed_kinds(settings.kinds))
     if isinstance(answer, Skipped):
-        return f"nothing is done to it: {answer.why}"
+        return f"the reconciler does not act on it: {answer.why}"
     target, possible = answer
     once = f"once its owner has been warned for {format_duration(settings.warned_for)} and all other conditions hold"
-    shadow = " (mode shadow: it is only counted)" if settings.mode == "shadow" else ""
+    shadow = " (in mode shadow, the reconciler only counts it)" if settings.mode == "shadow" else ""
     return f"{' or '.join(possible)} {target.title}, {once}{shadow}; docs/actions.md"
 
 
@@ -137,4 +144,8 @@ def _allowed(decision: Decision, verbs: Sequence[str]) -> tuple[Reference, tuple
     fitting = tuple(verb for verb in allowed if around.kind in CLASSES_OF[verb])
     if not fitting:
         return Skipped("class", f"no allowed action applies to its class, {around.kind}")
+    if REQUEUE in fitting:
+        fitting = (REQUEUE,)  # a job that may be requeued is never cancelled instead
+    if held := next((around.held[verb] for verb in fitting if verb in around.held), None):
+        return Skipped(*held)
     return around.target, fitting

@@ -1,8 +1,7 @@
-"""The record of each policy: the outcomes of its decisions in the last days, by class and tenant. It survives restarts.
+"""The record of each policy: the outcomes of its last decisions, by class and tenant. The record survives restarts.
 
-A policy may act only if its record is good. It needs at least three tenants, and one tenant counts for at most a fifth
-of the decisions. The reconciler does not act on a tenant with too many regrets. The record for the other tenants
-excludes the worst such tenant.
+A policy may act only with a good record, from at least three tenants. The reconciler does not act on a tenant with too
+many regrets. `_pool` keeps a few tenants from changing the record for the others.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import math
 import socket
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpu_exporter.common.clock import Clock
@@ -52,6 +51,8 @@ TENANTS_MAX = 200  # per day, policy and class; the tenants with the fewest deci
 OTHER = "other"
 FIFTH = 0.2
 TENANTS_MIN = 3
+BEYOND_CHANCE = 0.001  # a tenant whose regrets are less probable than this does not count for the others
+DEVIATIONS = 1.28  # standard deviations above regret_max: one record of ten has more regrets by chance
 PRESENT_MIN = 0.9  # share of actions.shadow_for in which a reconciler must have run cycles
 LOOK_MAX_S = 120.0  # a longer time between two cycles does not count as running
 ACTS_MAX = 256
@@ -67,7 +68,9 @@ TAKEN_OVER_S = 120.0  # a record that another host wrote within this time still 
 
 
 class PolicyStanding(NamedTuple):
-    """The record of one policy and class: the number of decisions that count, and the number of regrets."""
+    """The record of one policy and class. `decisions`, `regrets`: their numbers; for actions, the number of actions,
+    and of those that owners undid.
+    """
 
     decisions: float
     regrets: float
@@ -149,7 +152,7 @@ class Record:
         self._observer.count_dropped(what, number)
 
     def note_act(self, entry: Entry) -> None:
-        """Counts a completed action. For one day, later cycles check whether its owner resumes the target.
+        """Counts a completed action. For one day, later cycles check whether the target's owner resumes the target.
 
         Counts each action only once. Raises MarkError while the record cannot be read.
         """
@@ -161,11 +164,11 @@ class Record:
         self._count(Account(*entry.record), ACTED)
         while len(self._acts) >= ACTS_MAX:
             self._drop_act()
-        self._acts[entry.ident] = entry._replace(holders=(), waited_for=(), undo="")
+        self._acts[entry.ident] = entry._replace(ends=(), waited_for=(), undo="")
         self._save()
 
     def acts_due(self) -> list[Entry]:
-        """The actions whose targets must be checked now."""
+        """Returns the actions whose targets must be checked now."""
         now, wall = self._clock.monotonic(), self._clock.wall()
         self._acts = {ident: entry for ident, entry in self._acts.items() if wall - entry.wall < ACT_KEEP_S}
         self._looked = {ident: at for ident, at in self._looked.items() if ident in self._acts}
@@ -184,22 +187,22 @@ class Record:
         self._acts.pop(entry.ident, None)
 
     def why_not(self, account: Account, settings: Actions) -> Skipped | PolicyStanding:
-        """The record of a policy, class and tenant, or the reason why this record does not allow an action yet."""
+        """Returns the record of a policy, class and tenant, or the reason why it does not allow an action yet."""
         if not self._is_loaded:
             return Skipped("proof", f"the record of earlier decisions cannot be read: {self._trouble}")
         span = format_duration(settings.shadow_for)
         since = self._clock.wall() - settings.shadow_for
         present_s = sum(seconds for hour, seconds in self._present.items() if (hour + 1) * HOUR_S > since)
         if present_s < PRESENT_MIN * settings.shadow_for:
-            return Skipped("shadow", f"a reconciler has run for {present_s / DAY_S:.1f} days of the last {span}")
+            return Skipped("shadow", f"the reconciler has run for only {present_s / DAY_S:.1f} days of the last {span}")
         first = math.floor(since / DAY_S)
-        tenants = self._tenants(account, first)
+        tenants = self._tenants(account, first, (RIGHT, REGRET), REGRET)
         what = f"of policy {account.policy} on class {account.kind} in {span}"
         own = tenants.get(account.tenant, PolicyStanding(0.0, 0.0))
         if own.regrets > settings.regret_max * own.decisions:
             share = f"{own.regrets:.0f} of {own.decisions:.0f}"
             return Skipped(
-                "regret", f"after {share} decisions {what} for tenant {account.tenant}, the holder worked again soon"
+                "regret", f"after {share} decisions {what} for tenant {account.tenant}, the holder soon worked again"
             )
         standing = _pool(tenants, settings.regret_max)
         if standing is None:
@@ -209,26 +212,35 @@ class Record:
             return Skipped("shadow", f"{counted} {what} are recorded")
         if standing.regrets > settings.regret_max * standing.decisions:
             share = f"{standing.regrets:.1f} of {standing.decisions:.0f}"
-            return Skipped("regret", f"after {share} decisions {what}, the holder worked again soon")
-        acted, resumed = (self._sum(account, first, count) for count in (ACTED, RESUMED))
-        if acted >= RESUMED_MIN and resumed > settings.resumed_max * acted:
-            return Skipped("resumed", f"{resumed} of {acted} actions {what} were undone by their owners")
-        return standing
+            return Skipped("regret", f"after {share} decisions {what}, the holder soon worked again")
+        return self._too_many_undone(account, first, settings.resumed_max, what) or standing
 
-    def _tenants(self, account: Account, first: int) -> dict[str, PolicyStanding]:
-        """The numbers of `right` or `regret` decisions and of regrets, by tenant."""
+    def _too_many_undone(self, account: Account, first: int, resumed_max: float, what: str) -> Skipped | None:
+        """The reason if owners undid too many actions: on this tenant, or on all tenants together, counted as in
+        `_pool`.
+        """
+        acts = self._tenants(account, first, (ACTED,), RESUMED)
+        own = acts.get(account.tenant, PolicyStanding(0.0, 0.0))
+        if own.decisions >= RESUMED_MIN and own.regrets > resumed_max * own.decisions:
+            share = f"{own.regrets:.0f} of {own.decisions:.0f}"
+            return Skipped("resumed", f"{share} actions {what} for tenant {account.tenant} were undone by their owners")
+        acted, undone = (sum(each[at] for each in acts.values()) for at in (0, 1))
+        counted = _pool(acts, resumed_max) or PolicyStanding(acted, undone)
+        if acted >= RESUMED_MIN and counted.regrets > resumed_max * counted.decisions:
+            share = f"{counted.regrets:.1f} of {counted.decisions:.0f}"
+            return Skipped("resumed", f"{share} actions {what} were undone by their owners")
+        return None
+
+    def _tenants(self, account: Account, first: int, counted: Sequence[str], bad: str) -> dict[str, PolicyStanding]:
+        """By tenant, the numbers of decisions or actions (`counted`), and of those with the count `bad`."""
         found: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         for day, counts in self._days.items():
             for (policy, kind, tenant), numbers in counts.items() if day >= first else ():
                 if (policy, kind) == account[:2]:
-                    found[tenant][0] += numbers[COUNTS.index(RIGHT)] + numbers[COUNTS.index(REGRET)]
-                    found[tenant][1] += numbers[COUNTS.index(REGRET)]
-        return {tenant: PolicyStanding(*numbers) for tenant, numbers in found.items() if numbers[0]}
-
-    def _sum(self, account: Account, first: int, count: str) -> int:
-        at = COUNTS.index(count)
-        rows = (each for day, counts in self._days.items() if day >= first for each in counts.items())
-        return sum(numbers[at] for key, numbers in rows if key[:2] == account[:2])
+                    found[tenant][0] += sum(numbers[COUNTS.index(each)] for each in counted)
+                    found[tenant][1] += numbers[COUNTS.index(bad)]
+        # An action that was undone may have been counted on an earlier day, or for OTHER.
+        return {tenant: PolicyStanding(all_of, min(of, all_of)) for tenant, (all_of, of) in found.items() if all_of}
 
     def _count(self, account: Account, what: str) -> None:
         day = self._days[math.floor(self._clock.wall() / DAY_S)]
@@ -367,7 +379,8 @@ class Record:
     def _fill(self, plain: Any) -> None:
         last = None if plain["last"] is None else need_real(plain["last"])
         if last is not None and plain["by"] != self._by and 0.0 <= self._clock.wall() - last < TAKEN_OVER_S:
-            raise MarkError("fenced", f"{plain['by']} wrote the record recently, and may count the same decisions")
+            wait = f"this reconciler counts nothing until the record is {TAKEN_OVER_S / 60:.0f} minutes old"
+            raise MarkError("fenced", f"{plain['by']} wrote the record a moment ago, and may still run: {wait}")
         self.watches.last_wall = last
         for hour, seconds in plain["present"].items():
             self._present[math.floor(need_real(hour))] = need_real(seconds)
@@ -411,18 +424,45 @@ def _counts(numbers: Iterable[Any]) -> list[int]:
     return counts
 
 
-def _pool(tenants: dict[str, PolicyStanding], regret_max: float) -> PolicyStanding | None:
+def _pool(tenants: Mapping[str, PolicyStanding], regret_max: float) -> PolicyStanding | None:
     """The record of all tenants together; None for fewer than TENANTS_MIN tenants.
 
-    Each tenant counts for at most a fifth. If the tenant with the largest share of regrets has too many, it is
-    excluded. So it cannot prevent actions on other tenants.
+    `regret_max`: the limit on regrets; for undone actions, `resumed_max`.
+
+    Leaves out tenants with more regrets than chance explains, but never more than a third of the tenants. Of each other
+    tenant, at most as many regrets count as chance can explain. No tenant counts for more than a fifth of all
+    decisions. The fifth of the tenants with the most decisions is capped at the decisions of the largest tenant outside
+    this fifth. Figures: docs/decisions/0045.
     """
-    counted = dict(tenants)
-    worst = max(counted, key=lambda tenant: (counted[tenant].regrets / counted[tenant].decisions, tenant), default="")
-    if worst and counted[worst].regrets > regret_max * counted[worst].decisions:
-        del counted[worst]
+    worst = sorted(tenants, key=lambda tenant: chance(*tenants[tenant], regret_max))[: len(tenants) // 3]
+    beyond = {tenant for tenant in worst if chance(*tenants[tenant], regret_max) < BEYOND_CHANCE}
+    counted = [each for tenant, each in tenants.items() if tenant not in beyond]
     if len(counted) < TENANTS_MIN:
         return None
-    most = FIFTH * sum(each.decisions for each in counted.values())
-    weights = [(each, min(1.0, most / each.decisions)) for each in counted.values()]
-    return PolicyStanding(sum(w * each.decisions for each, w in weights), sum(w * each.regrets for each, w in weights))
+    sizes = sorted((each.decisions for each in counted), reverse=True)
+    most = min(FIFTH * sum(sizes), sizes[len(sizes) // 5])
+    decisions = regrets = 0.0
+    for each in counted:
+        spread = math.sqrt(regret_max * (1.0 - regret_max) * each.decisions)
+        weight = min(1.0, most / each.decisions)
+        decisions += weight * each.decisions
+        regrets += weight * min(each.regrets, regret_max * each.decisions + DEVIATIONS * spread)
+    return PolicyStanding(decisions, regrets)
+
+
+def chance(decisions: float, regrets: float, regret_max: float) -> float:
+    """Returns the probability of at least this many regrets, if each decision is a regret with probability
+    `regret_max`.
+
+    The upper tail of the binomial distribution; 1.0 for regrets within `regret_max`.
+    """
+    if regrets <= regret_max * decisions:
+        return 1.0
+    odds = regret_max / (1.0 - regret_max)
+    ways = math.lgamma(decisions + 1) - math.lgamma(regrets + 1) - math.lgamma(decisions - regrets + 1)
+    term = total = math.exp(ways + regrets * math.log(odds) + decisions * math.log1p(-regret_max))
+    while term > 1e-9 * total:
+        term *= odds * (decisions - regrets) / (regrets + 1)
+        regrets += 1
+        total += term
+    return total

@@ -1,7 +1,7 @@
 """Measures for how long each owner has been warned, as far as this process has observed it.
 
-The start time of an alert does not show ended silences, changed routes, or outages of Alertmanager. So only the time
-between two checks counts, and a gap resets the timer to zero.
+The start time of an alert hides silences, changed routes and outages of Alertmanager. So only the time between two
+checks counts, and a gap resets the timer to zero.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class SeenWarnings:
         self._sights = {name: sight for name, sight in self._sights.items() if now - sight.last <= most_s}
 
     def note(self, warnings: Mapping[HolderName, Warned], asked: Collection[HolderName]) -> dict[HolderName, Warned]:
-        """The warnings of this check. Each begins when this process first saw it after the last gap.
+        """Returns the warnings of this check. Each begins when this process first saw it, and has since seen it without
+        a gap.
 
         `asked`: the holders that were checked.
         """

@@ -1,190 +1,185 @@
-"""Brakes: conditions under which no new marks are set, because one fault elsewhere may have made many GPUs idle.
+"""Brakes: conditions under which the reconciler sets no new marks, because one fault may have made many GPUs idle.
 
-While a brake is active, every decision that would lead to a mark becomes `unknown`. So no new mark is set, and existing
-marks are withdrawn after `policy.unsupported_max` without support. Work on a GPU still ends a mark at once. If most of
-the GPUs that became idle together belong to one tenant or one pool, only that tenant or pool is frozen. Otherwise
-everything is frozen.
+While a brake is active, every decision that would lead to a mark becomes `unknown`. So the reconciler sets no new mark,
+and withdraws existing marks after `policy.unsupported_max`. Work on a GPU still ends a mark immediately. If too many
+GPUs became idle together, the brake freezes only their holders.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.durations import describe_duration
-from gpu_exporter.reconciler.decision.outcomes import tenant_of
 from gpu_exporter.reconciler.decision.policy import LABELLED, Decision, windows_of
-from gpu_exporter.reconciler.evidence.records import Evidence, HolderName, nothing_usual, pools_of
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderName, Unseen, nothing_usual
 from gpu_exporter.reconciler.evidence.usual import TOGETHER_S
 
 CORRELATED, EXPORTERS, PAUSED, SOURCE = FREEZES = ("correlated", "exporters", "paused", "source")
-TOGETHER_MIN = 8  # GPUs: in a small cluster as many become idle together for other reasons
-ONE_IN_MIN = 3  # from this number of exporters on, one may be missing: a node in repair is no sign of a common fault
-REMEMBERED_S = 3600.0  # exporters that were seen within this time count as missing
-MOST_OF = 0.75  # share of the GPUs that became idle together: a pool with at least this share is the cause
-SCOPES_MAX = 20  # tenants and pools that are frozen one by one; with more of them, everything is frozen
+TOGETHER_MIN = 8  # GPUs: in a small cluster, this many become idle together for other reasons too
+SAME_S = 300.0  # two bursts that end within this time are the same: the first of them is remembered
+NAMED_MAX = 5  # missing exporters that a text names
 log = logging.getLogger(__name__)
 
 
 class Freeze(NamedTuple):
-    """An active brake. `text`: the reason in words. `names`: the holders that are frozen; None for all."""
+    """An active brake. `text`: the reason in words. `names`: the frozen holders, each with its reason; None if all
+    holders are frozen.
+    """
 
     text: str
-    names: frozenset[HolderName] | None = None
+    names: Mapping[HolderName, str] | None = None
 
 
 class Brakes:
-    """Checks the brakes. Remembers how many exporters were seen."""
+    """Checks the brakes. Remembers bursts, and the texts that it has logged."""
 
-    def __init__(self, policy: Policy, clock: Clock) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._clock = clock
-        self._seen: deque[tuple[float, int]] = deque()  # time, exporters; numbers fall, so the first is the highest
-        self._said = ""
+        self._said: dict[str, str] = {}  # by reason
+        self._bursts: list[Burst] = []
 
     def check(self, evidence: Evidence, decisions: Sequence[Decision]) -> dict[str, Freeze]:
-        """The active brakes, by reason."""
-        pools = {holder.name: pools_of(holder) for holder in evidence.holders}
+        """Returns the active brakes, by reason."""
         found = {
-            CORRELATED: freeze_together(decisions, pools, evidence.allocations, self._policy, evidence.usual_at),
-            EXPORTERS: Freeze(self._exporters_lost(evidence.exporters)),
+            CORRELATED: self._freeze_together(evidence, decisions),
+            EXPORTERS: freeze_missing(evidence.unseen),
             PAUSED: Freeze(evidence.paused),
         }
-        together = found[CORRELATED]
-        if together.text != self._said and together.names is not None:  # other brakes are problems of the cycle
-            log.warning("frozen: %s", together.text)
-        self._said = together.text
+        for reason, freeze in found.items():
+            is_partial = freeze.names is not None  # other brakes are problems of the cycle
+            if is_partial and freeze.text and freeze.text != self._said.get(reason):
+                log.warning("frozen: %s", freeze.text)
+            self._said[reason] = freeze.text
         return {reason: freeze for reason, freeze in found.items() if freeze.text}
 
-    def _exporters_lost(self, exporters: int) -> str:
-        now = self._clock.monotonic()
-        while self._seen and self._seen[-1][1] <= exporters:
-            self._seen.pop()
-        self._seen.append((now, exporters))
-        while now - self._seen[0][0] > REMEMBERED_S:
-            self._seen.popleft()
-        most = self._seen[0][1]
-        is_one = most - exporters == 1 and most >= ONE_IN_MIN
-        if is_one or exporters >= (1.0 - self._policy.freeze_exporters) * most:
-            return ""
-        hour = describe_duration(REMEMBERED_S)
-        return f"only {exporters} of the {most} exporters of the last {hour} are seen: there may be a wider fault"
+    def _freeze_together(self, evidence: Evidence, decisions: Sequence[Decision]) -> Freeze:
+        """As `freeze_together`, with the bursts of earlier cycles.
+
+        A burst that is no longer one still counts: otherwise a number of GPUs near the limit, or a tenant that sets and
+        removes an opt-out, would set and withdraw the marks of others again and again.
+        """
+        begun = begun_in(decisions, self._policy)
+        # Also while the holders in it are unknown for a moment.
+        since = evidence.wall - windows_of(self._policy).candidate_s - self._policy.freeze_max
+        oldest = min((since, *(start for start, _ in begun)))
+        self._bursts = [burst for burst in self._bursts if burst.last + TOGETHER_S >= oldest]
+        found = find_bursts(begun, evidence.allocations, self._policy, evidence.usual_at)
+        known = [*self._bursts, *found]
+        for burst in found:
+            if all(abs(burst.last - each.last) > SAME_S for each in self._bursts):
+                self._bursts.append(burst)
+        return freeze_together(begun, evidence.allocations, self._policy, known)
+
+
+def freeze_missing(unseen: Collection[Unseen]) -> Freeze:
+    """Returns the brake for missing exporters. It freezes exactly the holders that they last showed and that have not
+    ended.
+    """
+    if not unseen:
+        return Freeze("")
+    names = {each.name for each in unseen}
+    exporters = sorted({each.exporter for each in unseen})
+    more = f" and {len(exporters) - NAMED_MAX} more" if len(exporters) > NAMED_MAX else ""
+    shown = "1 holder has" if len(names) == 1 else f"{len(names)} holders have"
+    listed = ", ".join(exporters[:NAMED_MAX])
+    ended = "its end is" if len(names) == 1 else "their ends are"
+    text = f"no data from {listed}{more}, where {shown} not ended, or {ended} unknown"
+    return Freeze(text, dict.fromkeys(names, text))
+
+
+class Burst(NamedTuple):
+    """The TOGETHER_S seconds before `last` (Unix seconds), in which too many GPUs became idle.
+
+    `limit`: the most GPUs that may become idle together. `usual`: the usual number at that hour; None if unknown.
+    """
+
+    last: float
+    limit: float
+    usual: float | None
+
+    def covers(self, since: float) -> bool:
+        """Returns whether `since` (Unix seconds) lies in the burst, or at most TOGETHER_S before or after it."""
+        return self.last - 2 * TOGETHER_S <= since <= self.last + TOGETHER_S
+
+    @property
+    def text(self) -> str:
+        than = "" if self.usual is None else f" ({self.usual:g} are usual at that hour)"
+        return f"more than {self.limit:g} GPUs became idle within {describe_duration(TOGETHER_S)}{than}"
+
+
+def begun_in(decisions: Sequence[Decision], policy: Policy) -> list[tuple[float, Decision]]:
+    """Returns the decisions that a burst can delay, each with the start of its idle run (Unix seconds).
+
+    Any tenant can cause a burst, so a burst delays a mark by at most `policy.freeze_max`. By then, a fault would be
+    repaired.
+    """
+    return [
+        (decision.idle_since_wall, decision)
+        for decision in decisions
+        if decision.stage in LABELLED
+        and decision.idle_since_wall is not None
+        and not decision.has_lasted(_most_s(decision, policy))
+    ]
 
 
 def freeze_together(
-    decisions: Sequence[Decision],
-    pools: Mapping[HolderName, frozenset[str]],
-    allocations: int,
-    policy: Policy,
-    usual_at: Callable[[float], float | None] = nothing_usual,
+    begun: Sequence[tuple[float, Decision]], allocations: int, policy: Policy, bursts: Sequence[Burst]
 ) -> Freeze:
-    """The brake for too many GPUs that became idle together. Its text is "" if there are not too many.
+    """Returns the brake on the holders that became idle in a burst. Its text is "" without such holders.
 
-    `pools`: by holder, the resources or partitions of its GPUs.
-
-    The largest tenant counts for at most as many GPUs as the second largest, so that one tenant cannot freeze others.
-    If the number is then within the limit, the largest tenant is frozen only if its own GPUs exceed the limit. The
-    other tenants are checked without it. If several tenants are affected, the pool with at least MOST_OF of the GPUs is
-    frozen. The rest is checked without this pool. If the rest exceeds the limit too, everything is frozen.
+    The cause may be a failure of their storage. `begun`: as `begun_in` returns it.
     """
-    tenants: set[str] = set()
-    frozen_pool = ""
-    texts: list[str] = []
-    left: Sequence[Decision] = decisions
-    for _ in range(SCOPES_MAX):
-        found = idle_together(left, allocations, policy, usual_at)
-        if found is None:
-            break
-        (tenant, largest), (_, next_one) = [*_gpus_by(found.decisions, _tenants_of).most_common(2), ("", 0)][:2]
-        pool, of_pool = [*_gpus_by(found.decisions, lambda each: pools.get(each.name, ())).most_common(1), ("", 0)][0]
-        if found.gpus - largest + next_one <= found.limit:
-            own = [each for each in left if tenant_of(each) == tenant]
-            alone = idle_together(own, allocations, policy, usual_at)
-            if alone is not None:
-                tenants.add(tenant)
-                texts.append(f"{alone.text}. They belong to {tenant}, so only this tenant is frozen")
-            left = [each for each in left if tenant_of(each) != tenant]
-        elif pool and not frozen_pool and of_pool >= MOST_OF * found.gpus:
-            frozen_pool = pool
-            texts.append(f"{found.text}. They belong to {pool}, so only this pool is frozen")
-            left = [each for each in left if pool not in pools.get(each.name, ())]
-        else:
-            return Freeze(found.text)
-    else:
-        return Freeze("; ".join(texts[:1]))
-    if not texts:
-        return Freeze("", frozenset())
-    names = (
-        each.name
-        for each in decisions
-        if tenant_of(each) in tenants or (frozen_pool and frozen_pool in pools.get(each.name, frozenset()))
-    )
-    return Freeze("; ".join(texts), frozenset(names))
+    names: dict[HolderName, str] = {}
+    gpus = 0
+    for since, decision in begun:
+        burst = next((burst for burst in bursts if burst.covers(since)), None)
+        if burst is not None:
+            most = describe_duration(_most_s(decision, policy))
+            why = f"{burst.text}, perhaps because of one fault"
+            names[decision.name] = f"{why}; it is marked after at most {most} of idle time"
+            gpus += len(decision.units)
+    return Freeze(f"{gpus} of {allocations} GPUs became idle at about the same time" if names else "", names)
 
 
-def _tenants_of(decision: Decision) -> tuple[str]:
-    return (tenant_of(decision),)
+def _most_s(decision: Decision, policy: Policy) -> float:
+    """The idle time after which a burst no longer delays the mark of a holder (seconds)."""
+    return (decision.windows or windows_of(policy)).candidate_s + policy.freeze_max
 
 
-def _gpus_by(decisions: Iterable[Decision], keys_of: Callable[[Decision], Iterable[str]]) -> Counter[str]:
-    tally: Counter[str] = Counter()
-    for decision in decisions:
-        tally.update(dict.fromkeys(keys_of(decision), len(decision.units)))
-    return tally
-
-
-class Together(NamedTuple):
-    """GPUs that became idle at about the same time.
-
-    `limit`: a number above this limit indicates a fault. `text`: the finding in words.
-    """
-
-    gpus: int
-    limit: float
-    decisions: Sequence[Decision]
-    text: str
-
-
-def idle_together(
-    decisions: Iterable[Decision],
+def find_bursts(
+    begun: Iterable[tuple[float, Decision]],
     allocations: int,
     policy: Policy,
     usual_at: Callable[[float], float | None] = nothing_usual,
-) -> Together | None:
-    """The GPUs that became idle at about the same time, if there are too many; otherwise None.
+) -> list[Burst]:
+    """Returns the bursts, by time: too many GPUs became idle within TOGETHER_S.
 
-    Too many may mean e.g. a failure of their storage. The limit is the smaller of two numbers: `policy.freeze_share` of
-    the allocated GPUs, and `policy.freeze_usual` times the usual number at that hour. It is at least TOGETHER_MIN. The
-    GPUs of the largest group do not count toward the limit, because all GPUs of a job become idle at once when it ends
-    its work. Idle runs older than the candidate window plus `policy.freeze_max` do not count either. By then a fault
-    would have been repaired, or the users have gone home.
+    `begun`: for each holder, when its idle run began (Unix seconds).
+
+    The limit is the smaller of two numbers: `policy.freeze_share` of the allocated GPUs, and `policy.freeze_usual`
+    times the usual number at that hour. The limit is at least TOGETHER_MIN. The GPUs of the largest group do not count,
+    because all GPUs of a job become idle together when its work ends.
     """
-    begun: list[tuple[float, str, int, Decision]] = []
-    for decision in decisions:
-        since = decision.idle_since_wall
-        if decision.stage not in LABELLED or since is None:
-            continue
-        windows = decision.windows or windows_of(policy)
-        if decision.observed_wall - since < windows.candidate_s + policy.freeze_max:
-            group = decision.around.group if decision.around is not None else ""
-            whose = f"{decision.name.namespace} {group or decision.name.name}"
-            begun.append((since, whose, len(decision.units), decision))
-    begun.sort(key=lambda each: each[:3])
+    rows: list[tuple[float, str, int]] = []
+    for since, decision in begun:
+        group = decision.around.group if decision.around is not None else ""
+        rows.append((since, f"{decision.name.namespace} {group or decision.name.name}", len(decision.units)))
+    rows.sort()
+    bursts: list[Burst] = []
     by_group: defaultdict[str, int] = defaultdict(int)
     largest: list[tuple[int, str]] = []  # a heap of group sizes; an outdated size is removed when it is on top
     total, first = 0, 0
-    worst, at, those = 0, 0.0, (0, 0)
-    for index, (since, group, units, _) in enumerate(begun):
+    for index, (since, group, units) in enumerate(rows):
         by_group[group] += units
         heappush(largest, (-by_group[group], group))
         total += units
-        while since - begun[first][0] > TOGETHER_S:
-            _, old, gone, _ = begun[first]
+        while since - rows[first][0] > TOGETHER_S:
+            _, old, gone = rows[first]
             by_group[old] -= gone
             heappush(largest, (-by_group[old], old))
             total -= gone
@@ -192,16 +187,12 @@ def idle_together(
         while -largest[0][0] != by_group[largest[0][1]]:
             heappop(largest)
         others = total + largest[0][0]
-        if total > worst and others > TOGETHER_MIN and others > _limit(since, allocations, policy, usual_at):
-            worst, at, those = total, since, (first, index + 1)
-    if not worst:
-        return None
-    span = describe_duration(TOGETHER_S)
-    usual = usual_at(at)
-    than = "" if usual is None else f" ({usual:g} are usual at that hour)"
-    text = f"{worst} of {allocations} GPUs became idle within {span}, in several groups{than}, maybe by one fault"
-    limit = max(TOGETHER_MIN, _limit(at, allocations, policy, usual_at))
-    return Together(worst, limit, [decision for _, _, _, decision in begun[those[0] : those[1]]], text)
+        if others > TOGETHER_MIN and others > (limit := _limit(since, allocations, policy, usual_at)):
+            bursts.append(Burst(since, max(TOGETHER_MIN, limit), usual_at(since)))
+            by_group.clear()  # later runs need a burst of their own, so none grows with each late run
+            largest.clear()
+            total, first = 0, index + 1
+    return bursts
 
 
 def _limit(since: float, allocations: int, policy: Policy, usual_at: Callable[[float], float | None]) -> float:
@@ -215,12 +206,12 @@ def _limit(since: float, allocations: int, policy: Policy, usual_at: Callable[[f
 
 
 def hold(decisions: Sequence[Decision], frozen: Mapping[str, Freeze]) -> list[Decision]:
-    """The decisions under these brakes: a frozen holder that would be marked becomes `unknown`."""
+    """Applies the brakes to decisions: a frozen holder that would be marked becomes `unknown`."""
     return [_held(decision, frozen) if decision.stage in LABELLED else decision for decision in decisions]
 
 
 def _held(decision: Decision, frozen: Mapping[str, Freeze]) -> Decision:
-    why = [each.text for each in frozen.values() if each.names is None or decision.name in each.names]
-    if not why:
+    why = [each.text if each.names is None else each.names.get(decision.name, "") for each in frozen.values()]
+    if not (why := [text for text in why if text]):
         return decision
     return decision._replace(stage="unknown", reason=f"{decision.reason}, but {'; '.join(why)}", idle_since_wall=None)

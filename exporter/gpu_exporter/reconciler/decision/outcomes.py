@@ -1,11 +1,10 @@
-"""Outcomes of decisions: a group that became underused is watched for an hour, and then gets one outcome. Pure.
+"""Watches each group that became underused for an hour, and then gives its decision one outcome. Pure.
 
-A group is a gang, or a single pod or job, so a Job of 64 pods is one decision. Decisions are counted instead of marks.
-So a dry run counts them too, and a site can judge a policy before the policy may write.
+A group is a gang, or a single pod or job, so a Job of 64 pods is one decision. Decisions are counted, not marks. So a
+site can judge a policy by its dry run.
 
-A new idle run after the decision shows that work or unknown time ended the old run. It was work if the longest gap of
-the holder has grown. It was also work if the break was shorter than the time between two cycles, because a short
-unknown time does not end a run.
+A new idle run after the decision shows that work or unknown time ended the old run. It was work if the holder's longest
+gap has grown, or if the break was shorter than the time between two cycles: a short unknown time ends no run.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Account(NamedTuple):
 
 
 class OutcomeObserver(Protocol):
-    """Counts decisions and their outcomes, by account. It is a Protocol because Telemetry imports this module."""
+    """Counts decisions and their outcomes, by account. A Protocol, because Telemetry imports this module."""
 
     def count_decision(self, account: Account) -> None:
         """Counts a group that became underused."""
@@ -60,7 +59,7 @@ class RecordObserver(OutcomeObserver, Protocol):
     """Publishes the counts of the record."""
 
     def restore(self, policy: str, kind: str, decisions: int, outcomes: Mapping[str, int]) -> None:
-        """Adds the counts of earlier processes."""
+        """Adds the decisions and outcomes that earlier reconciler processes counted."""
 
     def forget(self) -> None:
         """Drops all counts, because another process counts now."""
@@ -79,8 +78,10 @@ class Watch:
     """One group that became underused at `wall` (Unix seconds).
 
     `ended`: holders that are gone and did not work.
-    `quiet`: by holder, how far it was observed as idle without a gap since `wall` (Unix seconds); 0 if the last
-    observation does not show that.
+
+    `quiet`: by holder, the end of the time since `wall` in which it was seen idle without a gap (Unix seconds); 0 if
+    the last observation shows a gap.
+
     `last`: by holder, the time of the last observed idle run (Unix seconds), and its length (seconds).
     """
 
@@ -103,7 +104,7 @@ class Watches:
         self._underused: dict[Key, frozenset[tuple[HolderName, str]]] | None = None
 
     def names(self) -> set[HolderName]:
-        """The watched holders. The next query must name them, because a list of idle holders omits those that work."""
+        """Returns the watched holders, which the next query must name: a list of idle holders omits the others."""
         return {name for watch in self.open.values() for name in watch.holders.keys() - watch.ended}
 
     @property
@@ -112,7 +113,7 @@ class Watches:
         return sum(len(watch.holders) for watch in self.open.values())
 
     def is_open(self, decisions: Iterable[Decision]) -> bool:
-        """Whether any group of these decisions is still watched."""
+        """Returns whether any group of these decisions is still watched."""
         return not self.open.keys().isdisjoint(map(key_of, decisions))
 
     def give_up(self, holders: int) -> None:
@@ -136,7 +137,8 @@ class Watches:
             self._observer.count_dropped(WATCHES, number)
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """Takes the decisions of a cycle, before any brake. `wall`: time of their evidence (Unix seconds).
+        """Updates the watches by the decisions of a cycle, before any brake. `wall`: time of their evidence (Unix
+        seconds).
 
         `ask_fate`: returns the fate of a holder without series: RUNS, ENDED, or LOST if it was taken away or its fate
         is unknown.
@@ -154,7 +156,7 @@ class Watches:
     def _follow(
         self, watch: Watch, by_name: Mapping[HolderName, Decision], wall: float, ask_fate: AskFate, left: int
     ) -> tuple[str, int]:
-        """The outcome, "" while it is not known; and the new value of `left`.
+        """Returns the outcome, "" while it is not known, and the new value of `left`.
 
         `left`: how many calls of `ask_fate` remain in this cycle.
         """
@@ -224,25 +226,28 @@ class Watches:
 
 
 def key_of(decision: Decision) -> Key:
-    """The key of a holder's group: its gang, or the holder itself."""
+    """Returns the key of a holder's group: its gang, or the holder itself."""
     around = decision.around
     group = around.group if around is not None and around.members else ""
     return decision.name.scheduler, decision.name.namespace, group or decision.name.name
 
 
 def account_of(decision: Decision) -> Account:
-    """The record to which a decision belongs."""
+    """Returns the record to which a decision belongs."""
     policy = decision.rule.name if decision.rule is not None else SECTION
     return Account(policy, decision.around.kind if decision.around is not None else UNCLEAR, tenant_of(decision))
 
 
 def tenant_of(decision: Decision) -> str:
-    """The namespace of a pod. For a job, its account if the exporter publishes it, otherwise its user."""
-    return decision.name.namespace or decision.owner.rpartition("/")[2]
+    """Returns the tenant of a holder. For a pod: the team or person that its namespace names, else the namespace. For a
+    job: its account, or its user if the exporter does not publish accounts.
+    """
+    named = decision.around.tenant if decision.around is not None else ""
+    return named or decision.name.namespace or decision.owner.rpartition("/")[2]
 
 
 def shortest_run(decision: Decision) -> float:
-    """Seconds for which all units of a holder have been idle; 0 if unknown."""
+    """Returns seconds for which all units of a holder have been idle; 0 if unknown."""
     return min((unit.idle_run_s or 0.0 for unit in merge_units(decision.units)), default=0.0)
 
 
@@ -272,7 +277,7 @@ def _longest_gap(decision: Decision) -> float:
 
 
 def _worked(decision: Decision, watch: Watch, start: WatchStart) -> bool:
-    """Whether a unit of this holder worked after the watch began: work, and not unknown time, ended the idle run."""
+    """Whether work ended the idle run of a unit after the watch began. Unknown time can end an idle run too."""
     gap_s = _longest_gap(decision)
     if gap_s > start.gap_s and gap_s + SLACK_S >= start.idle_s:
         return True

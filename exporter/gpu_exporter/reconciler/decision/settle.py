@@ -1,9 +1,9 @@
 """Adjusts decisions to the surroundings of their holders. Pure. Surroundings never raise a stage.
 
-First each holder is judged by itself. A holder that serves requests or is exempt is not marked. Its class or a wish of
+First, each holder is judged by itself. A holder that serves requests or is exempt gets no mark. Its class or a wish of
 its owner may extend the windows. An annotation of another tool keeps it at `candidate`.
 
-Then gangs are judged. The least idle member decides for all members.
+Then gangs are judged: the least idle member decides for all members.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.model.readings import CORE
 from gpu_exporter.reconciler.decision.policy import (
     LABELLED,
     NOT_RUNNING,
@@ -39,10 +40,10 @@ IDLE = ("candidate", UNDERUSED)
 
 
 def settle(evidence: Evidence, decisions: Sequence[Decision], around: Around, book: Rulebook) -> list[Decision]:
-    """The adjusted decisions, in the same order.
+    """Returns the adjusted decisions, in the same order.
 
-    `decisions`: from metrics alone, by the loosest of all policies. `around`: the surroundings of all holders that
-    could be marked, if their live objects can be reached.
+    `decisions`: made from metrics alone, by the loosest of all policies. `around`: the surroundings of all holders that
+    may get a mark, if their live objects can be reached.
     """
     holders = {holder.name: holder for holder in evidence.holders}
     alone = {d.name: _settle_alone(d, holders[d.name], around.get(d.name), book) for d in decisions}
@@ -60,18 +61,19 @@ def settle(evidence: Evidence, decisions: Sequence[Decision], around: Around, bo
 
 
 def members_of(around: Around) -> set[HolderName]:
-    """The members of all gangs."""
     gangs = (each.members for each in around.values() if isinstance(each, Surroundings))
     return {member.name for members in gangs for member in members}
 
 
 def windows_around(windows: Windows, around: Surroundings, policy: Policy) -> Windows:
-    """The windows of a holder in these surroundings. `windows`: its windows from metrics alone."""
+    """Adjusts the windows of a holder to its surroundings. `windows`: its windows from metrics alone."""
     if around.kind == INTERACTIVE:
-        windows = windows._replace(underused_s=max(windows.underused_s, policy.interactive_after))
+        # A kernel computes in one thread. A server may poll in one thread for ever, so this counts for no other class.
+        windows = windows._replace(underused_s=max(windows.underused_s, policy.interactive_after), cores=CORE)
     if around.idle_after_s > windows.candidate_s:  # the time from `candidate` to `underused` stays the same
         warned_s = policy.underused_after - policy.candidate_after
-        windows = Windows(around.idle_after_s, max(windows.underused_s, around.idle_after_s + warned_s))
+        limit_s = max(windows.underused_s, around.idle_after_s + warned_s)
+        windows = windows._replace(candidate_s=around.idle_after_s, underused_s=limit_s)
     return windows
 
 
@@ -79,15 +81,15 @@ def _settle_alone(
     decision: Decision, holder: HolderEvidence, around: Surroundings | Unreadable | None, book: Rulebook
 ) -> Decision:
     if decision.stage not in LABELLED:
-        return _by_its_own(decision, holder, book)
+        return _by_its_own(decision, holder, None if isinstance(around, Unreadable) else around, book)
     if isinstance(around, Unreadable):
-        own = _by_its_own(decision, holder, book)
+        own = _by_its_own(decision, holder, None, book)
         return own if own.stage not in LABELLED else _lowered(own, "unknown", f"{own.reason}, but {around.why}")
     chosen = book.choose(holder, around)
     if isinstance(chosen, NotKnown):
         return _lowered(decision, "unknown", f"{decision.reason}, but {chosen.why}")
-    policy, rule = chosen
-    decision = decision._replace(around=around, rule=rule)
+    policy, rule, why = chosen
+    decision = decision._replace(around=around, rule=rule, rule_why=why)
     if around is not None and around.exemption is not None:
         return _exempt(decision, around.exemption)
     if rule is not None and rule.exempt:
@@ -97,14 +99,14 @@ def _settle_alone(
     settled, windows = decision, decision.windows
     if windows is None or policy != book.loosest:  # the first decision was made by `loosest`
         windows = windows_for(holder, policy)
-        settled = decide_holder(holder, decision.observed_wall, policy, windows)._replace(around=around, rule=rule)
+        settled = _again(decision, holder, policy, windows)
     if settled.stage not in LABELLED:
         return settled
-    ceilings = [f"policy {rule.name} allows no higher stage"] if rule is not None and rule.ceiling else []
+    ceilings = [f"policy {rule.name} allows no later stage"] if rule is not None and rule.ceiling else []
     if around is not None:
         wanted = windows_around(windows, around, policy)
         if wanted != windows:
-            settled = decide_holder(holder, decision.observed_wall, policy, wanted)._replace(around=around, rule=rule)
+            settled = _again(decision, holder, policy, wanted)
         if settled.stage not in LABELLED and around.idle_after_by is not None:
             return _exempt(settled, around.idle_after_by)
         ceilings += [around.ceiling] if around.ceiling else []
@@ -112,31 +114,38 @@ def _settle_alone(
     is_by_gap = asked is not None and asked.underused_s == windows.underused_s > policy.underused_after
     if settled.stage == "candidate" and asked and is_by_gap and not settled.has_lasted(asked.underused_s):
         gap = describe_duration(asked.underused_s / 2)
-        why = f"it once resumed work after {gap} or more, so its limit is {describe_duration(asked.underused_s)}"
+        needed = describe_duration(asked.underused_s)
+        why = f"it once worked again after {gap} or more, so it becomes underused only after {needed} of idle time"
         settled = settled._replace(reason=f"{settled.reason}; {why}")
     if settled.stage == UNDERUSED and ceilings:
-        return _lowered(settled, "candidate", f"{settled.reason}; it stays a candidate, since {'; '.join(ceilings)}")
+        why = f"{settled.reason}; it stays a candidate, because {'; '.join(ceilings)}"
+        return _lowered(settled, "candidate", why, "capped")
     return settled
 
 
-def _by_its_own(decision: Decision, holder: HolderEvidence, book: Rulebook) -> Decision:
-    """Decides on an unmarked holder by its own policy, if metrics alone show which policy that is.
-
-    So the reason contains the numbers of the holder's own policy. An idle run may be long enough for the loosest policy
-    and too short for its own.
+def _by_its_own(decision: Decision, holder: HolderEvidence, around: Surroundings | None, book: Rulebook) -> Decision:
+    """Decides again by the policy of this holder, if this policy is known. The first decision used the loosest policy,
+    which may accept a shorter idle run. So its reason may contain other numbers.
     """
     if not book.rules:
         return decision
-    chosen = book.choose(holder, None)
-    policy, rule = chosen if isinstance(chosen, Chosen) else Chosen(book.site)
+    chosen = book.choose(holder, around)
+    policy, rule, why = chosen if isinstance(chosen, Chosen) else Chosen(book.site, why=chosen.why)
+    decision = decision._replace(rule=rule, rule_why=why)
     if policy == book.loosest:
-        return decision._replace(rule=rule)
-    again = decide_holder(holder, decision.observed_wall, policy, windows_for(holder, policy))._replace(rule=rule)
+        return decision
+    again = _again(decision, holder, policy, windows_for(holder, policy))
     return again if again.stage not in LABELLED else decision
 
 
+def _again(decision: Decision, holder: HolderEvidence, policy: Policy, windows: Windows) -> Decision:
+    """Decides again by other windows. The surroundings and the chosen policy remain."""
+    again = decide_holder(holder, decision.observed_wall, policy, windows)
+    return again._replace(around=decision.around, rule=decision.rule, rule_why=decision.rule_why)
+
+
 class _Gang:
-    """A summary of the decisions on all members of a gang. It is made once and used for every member."""
+    """A summary of the decisions on all members of a gang. The summary is made once, and used for every member."""
 
     def __init__(self, members: Sequence[Member], alone: Mapping[HolderName, Decision]) -> None:
         seen = {member: alone.get(member.name) for member in members}
@@ -152,11 +161,11 @@ class _Gang:
 
 
 def _settle_gang(decision: Decision, gang: _Gang, waiting_max_s: float) -> Decision:
-    """The decision on one member of a gang, which follows from the decisions on all members.
+    """Returns the decision on one member of a gang, which follows from the decisions on all members.
 
-    First come the reasons that end a mark at once: a wish, a member that waits, a member that works. Unknown members
-    come next. If a gang has waited for longer than `waiting_max_s` (seconds), its idle members become `candidate` at
-    most.
+    First come the reasons that end a mark immediately: a wish, a member that waits, a member that works. Unknown
+    members come next. If a gang has waited for longer than `waiting_max_s` (seconds), its idle members become
+    `candidate` at most.
     """
     around = decision.around
     assert around is not None
@@ -170,17 +179,19 @@ def _settle_gang(decision: Decision, gang: _Gang, waiting_max_s: float) -> Decis
             return _lowered(
                 decision,
                 "candidate",
-                f"{decision.reason}; it stays a candidate, since {why}, for {longest} or more",
+                f"{decision.reason}; after {longest} or more of waiting it becomes a candidate at most: {why}",
+                "waiting",
             )
         return _lowered(decision, "waiting", f"{decision.reason}, but {why}")
     if busy := _other(gang.busy, decision):
         idle = gang.idle + (decision.stage not in IDLE)
-        text = f"{idle} of {gang.members} members of {title} idle; {busy.title}: {busy.reason}"
-        return _lowered(decision, "partial", text)
+        text = f"{idle} of {gang.members} members of {title} are idle, but {busy.title}: {busy.reason}"
+        return _lowered(decision, "partial", text, "members")
     if unknown := next((each for each in gang.unknown if each[0] != decision.name), None):
         return _lowered(decision, "unknown", f"{decision.reason}, but member {unknown[0]} of {title}: {unknown[1]}")
     if decision.stage == UNDERUSED and (late := _other(gang.late, decision)):
-        return _lowered(decision, "candidate", f"{decision.reason}; member {late.title} of {title}: {late.reason}")
+        why = f"{decision.reason}, but member {late.title} of {title}: {late.reason}"
+        return _lowered(decision, "candidate", why, "members")
     if decision.stage == "partial" or gang.members < 2:
         return decision
     others = "is the other member" if gang.members == 2 else f"are the other {gang.members - 1} members"
@@ -203,15 +214,15 @@ def _other(found: Sequence[Decision], decision: Decision) -> Decision | None:
 
 
 def _unknown(member: Member, decision: Decision | None) -> str:
-    """The reason why the evidence does not show that a member is idle; "" if it shows that."""
+    """The reason why the evidence does not show that a member is idle; "" for a member that is shown to be idle."""
     if decision is None:
         return "it has no series"
     if decision.stage not in IDLE:
         return decision.reason
     if member.incarnation and decision.incarnation != member.incarnation:
-        return "the evidence is about another pod with that name"
+        return "the evidence is about another pod of this name"
     if member.units is not None and not decision.holds(member.units):
-        return f"{decision.held} GPUs are seen, but it was given {member.units}"
+        return f"exporters report {decision.held} GPUs for this member, but its scheduler allocated {member.units}"
     return ""
 
 
@@ -235,7 +246,7 @@ def _share(
     if decision.start_wall is None or decision.observed_wall - decision.start_wall < book.site.sharing_window:
         return decision
     reason = f"{little}, and it serves requests ({around.kind_why})"
-    return _lowered(decision, SHARING, reason)._replace(around=around, rule=chosen.rule)
+    return _lowered(decision, SHARING, reason)._replace(around=around, rule=chosen.rule, rule_why=chosen.why)
 
 
 def _exempt(decision: Decision, exemption: Exemption) -> Decision:
@@ -243,12 +254,15 @@ def _exempt(decision: Decision, exemption: Exemption) -> Decision:
     return lowered._replace(exempt_by=exemption.source)
 
 
-def _lowered(decision: Decision, stage: str, reason: str) -> Decision:
-    """The decision with another stage, which the caller chooses so that it is never higher."""
+def _lowered(decision: Decision, stage: str, reason: str, kept: str = "") -> Decision:
+    """Returns the decision with another stage. The caller must choose a stage that is not higher.
+
+    `kept`: as in Decision, if the new stage is not the reason.
+    """
     windows = decision.windows
     needed_s = windows.needed_s(stage) if windows is not None else decision.needed_s
     since = decision.idle_since_wall if stage in LABELLED else None
-    return decision._replace(stage=stage, reason=reason, needed_s=needed_s, idle_since_wall=since)
+    return decision._replace(stage=stage, reason=reason, needed_s=needed_s, idle_since_wall=since, kept=kept)
 
 
 def _members(count: int) -> str:

@@ -1,8 +1,8 @@
 """Finds out whether a holder and its gang make no progress, from the stalls that exporters report. Pure.
 
-A gang counts as stalled if one member is stalled, and every other member is stalled or at rest. A member at rest has no
-work on its host. If one member works, the gang is not stalled, because the others wait for it. A stall is only
-reported. It never leads to a mark or an action.
+A gang is stalled if one member is stalled, and every other member is stalled or at rest, without work on its host. If
+one member works, the others wait for it, and the gang is not stalled. A stall is only reported. It never leads to a
+mark or an action.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AT_REST_S = Stalls().after  # a shorter rest is a pause of a rank that works in 
 PROVEN_REST_S = Stalls().proven_after  # ... unless a member of the gang cannot go on
 LOST = ("lost_rank", "high")  # the cause that proves it; as in alerts/src/seam.yaml
 LATE_MAX = 3  # GPUs that a text names
-SPINS_RATIO = 0.5  # of its CPUs, which is work also beside processes that spin; as in alerts/src/seam.yaml
+SPINS_RATIO = 0.5  # share of its CPUs: more is work even if some processes spin; as in alerts/src/seam.yaml
 
 
 class _Count(NamedTuple):
@@ -49,7 +49,7 @@ def with_stalls(evidence: Evidence, decisions: Sequence[Decision], around: Aroun
 
 
 def has_stall(holder: HolderEvidence) -> bool:
-    """Whether a GPU of the holder is stalled."""
+    """Returns whether a GPU of the holder is stalled."""
     return any((unit.stalled_run_s or 0.0) > 0.0 for unit in holder.units)
 
 
@@ -72,13 +72,13 @@ def _judge(
         count = _count((Member(holder.name, "", holder.held),), holders, policy)
     if not count.stalled:
         return decision
-    said = f"{count.stalled} of {count.gpus} GPUs stalled for at most {describe_duration(count.run_s)}"
+    said = f"{count.stalled} of {count.gpus} GPUs have stalled, the longest for {describe_duration(count.run_s)}"
     if count.working:
-        why = f"{said}, but {count.working}: they may wait for it"
+        why = f"{said}, but {count.working}, and the stalled GPUs may wait for that work"
         return decision._replace(stall_why=why) if has_stall(holder) else decision
     unknown = count.gpus - count.stalled - len(count.late)
     if unknown > UNKNOWN_MAX * count.gpus:
-        return decision._replace(stall=UNKNOWN, stall_why=f"{said}, but {unknown} are unknown")
+        return decision._replace(stall=UNKNOWN, stall_why=f"{said}, but the state of {unknown} other GPUs is unknown")
     if count.late:
         said = f"{', '.join(count.late[:LATE_MAX])} at 0 %, so the others may wait for it; {said}"
     if around is not None and around.kind == SERVING:
@@ -108,7 +108,7 @@ def _count(members: Collection[Member], holders: Mapping[HolderName, HolderEvide
                 stalled, run_s = stalled + 1, max(run_s, unit.stalled_run_s or 0.0)
             elif (unit.idle_run_s or 0.0) >= rest_s:
                 if works := _describe_host(unit, SPINS_RATIO if unit.node in nodes else policy.host_busy_ratio, policy):
-                    working = working or f"{member.name} works on the host of its GPU {unit.gpu}: {works}"
+                    working = working or f"{member.name} works on the host of its GPU {unit.gpu} ({works})"
                 late.append(f"GPU {unit.gpu} on {unit.node}")
     return _Count(gpus, stalled, tuple(late), working, run_s)
 

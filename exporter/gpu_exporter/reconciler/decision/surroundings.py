@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from gpu_exporter.common.config.rules import CLASSES
 from gpu_exporter.reconciler.evidence.records import HolderName
 
 EXEMPT_BY = ("pod", "owner", "namespace", "job", "policy")  # sources of an exemption
 SERVING, INTERACTIVE, BATCH, UNCLEAR = CLASSES
+# Pods below one of these kinds do not wait for each other, and neither do pods below its owner.
+LOOSE = frozenset(
+    ("ReplicaSet", "ReplicationController", "Deployment", "Rollout", "CronJob", "ScaledJob", "DaemonSet", "Node")
+)
+Incarnation: TypeAlias = tuple[HolderName, str]  # a holder, and its incarnation as in Unseen
 NO_LABELS: Mapping[str, str] = MappingProxyType({})
+NOT_HELD: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
 
 class Member(NamedTuple):
@@ -33,7 +39,9 @@ class Member(NamedTuple):
 
 
 class Exemption(NamedTuple):
-    """A wish to keep idle GPUs. `source`: one of EXEMPT_BY. `why`: the owner of the wish and its end, in words."""
+    """A wish to keep idle GPUs. `source`: the place of the wish, one of EXEMPT_BY. `why`: its owner and its end, in
+    words.
+    """
 
     source: str
     why: str
@@ -65,12 +73,17 @@ class Surroundings(NamedTuple):
     `kind`: its class, one of CLASSES. `kind_why`: the object or label that shows the class.
     `idle_after_s`: the minimum idle time that its owner asked for (seconds); 0 for no wish.
     `idle_after_by`: the source of this wish.
-    `ceiling`: why it may not rise above `candidate`; "" if it may.
+    `ceiling`: why the holder must not rise above `candidate`; "" if it may.
     `labels`: the labels of the pod itself.
     `owner_kinds`: the kinds of the controllers above it, each as KIND and as GROUP/KIND; Pod for no controller.
     `target`: the object that an action would end; None if the reconciler never acts on it.
     `possible`: the actions of ACTIONS that are possible on this target.
+    `held`: why some of these actions are not done on it now, by action: the reason in one word, and in a sentence.
     `shown`: the class that it would have without the label `class`.
+    `tenant`: the team or person that its namespace names in the label of `policy.tenant_label`; "" if it names none.
+    `is_daemon`: whether a DaemonSet of the group apps controls the pod itself; the DaemonSet was read.
+    `job_facts`: the values of a job for the criteria of LIVE_LISTS. A criterion whose values Slurm does not show is
+    missing.
     """
 
     group: str = ""
@@ -86,16 +99,19 @@ class Surroundings(NamedTuple):
     owner_kinds: tuple[str, ...] = ()
     target: Reference | None = None
     possible: tuple[str, ...] = ()
+    held: Mapping[str, tuple[str, str]] = NOT_HELD
     shown: str = UNCLEAR
+    tenant: str = ""
+    is_daemon: bool = False
+    job_facts: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 class Unreadable(NamedTuple):
-    """The surroundings of a holder are not known.
-
-    `why`: the reason, with the remedy.
-    `is_failure`: the scheduler did not answer completely; false if the holder is gone.
-    `reason`: why an object cannot be read, in one word. `kind`: the kind of this object (of an owner, or Pod or
-    Namespace). Both are "" for any other reason.
+    """Stands for surroundings that are unknown.
+    `why`: the reason, with the remedy. `is_failure`: the scheduler did not answer completely; false if the holder is
+    gone.
+    `reason`: why an object cannot be read, in one word. `kind`: the kind of this object. Both are "" if every object
+    was read.
     """
 
     why: str
@@ -110,13 +126,16 @@ class Surveyor(Protocol):
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
-        """The surroundings of each of these holders at `wall` (Unix seconds). Raises nothing.
+        """Returns the surroundings of each of these holders at `wall` (Unix seconds). Raises nothing.
 
         `fresh`: holders that are about to get a higher stage. Their surroundings are read again.
         """
 
-    def read_fate(self, name: HolderName, incarnation: str) -> str:
-        """The fate of a holder that no longer has series: `runs`, `ended` (by itself) or `lost`. Raises nothing.
+    def find_living(self, holders: Collection[Incarnation]) -> Collection[Incarnation]:
+        """Returns the holders that have not ended, or whose scheduler does not answer. Raises nothing."""
 
-        `lost`: the holder was taken away, or it is not known how it ended.
+    def read_fate(self, name: HolderName, incarnation: str) -> str:
+        """Finds the fate of a holder without series: `runs`, `ended` (by itself) or `lost`. Raises nothing.
+
+        `lost`: someone ended the holder, or it is unknown how it ended.
         """

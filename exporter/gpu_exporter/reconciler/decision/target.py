@@ -1,8 +1,7 @@
 """The target of an action, and the reasons to refuse the action, for both schedulers. Pure.
 
-The target is read right before the action. An action may end only members that were judged and observed as idle just
-before. So a target lists every member that the action would end, with or without GPUs. Anything unknown about the
-target prevents the action.
+The target is read right before the action. It lists every member that the action would end, with or without GPUs,
+because each of them must be idle. Any unknown fact about the target prevents the action.
 """
 
 from __future__ import annotations
@@ -29,7 +28,9 @@ CAREFUL = (SERVING, UNCLEAR, INTERACTIVE, BATCH)  # classes, from most to least 
 
 
 class Skipped(NamedTuple):
-    """An action that is not done. `reason`: one word, a label value. `why`: in words, with the remedy."""
+    """An action that is not done. `reason`: the reason in one word, a label value. `why`: the reason in a sentence,
+    with the remedy.
+    """
 
     reason: str
     why: str
@@ -45,6 +46,7 @@ class Part(NamedTuple):
     `kind`: the class in its own label, "" for no label.
     `wish`: its wish to keep the GPUs, in words.
     `start_wall`: when it was started (Unix seconds); 0 counts as very long ago.
+    `grace_s`: how long it can run after it was told to end (seconds).
     """
 
     name: HolderName
@@ -55,6 +57,7 @@ class Part(NamedTuple):
     kind: str = ""
     wish: str = ""
     start_wall: float = 0.0
+    grace_s: float = 0.0
 
 
 class Target(NamedTuple):
@@ -99,20 +102,25 @@ class Target(NamedTuple):
         """The target's members without GPUs. GPU metrics show nothing about them."""
         return tuple(part for part in self.ends if part.units == 0)
 
+    @property
+    def grace_s(self) -> float:
+        """How long the last of its members can run after it was told to end (seconds)."""
+        return max((part.grace_s for part in self.ends), default=0.0)
+
 
 def place(reference: Reference, namespace: str) -> str:
-    """The title with its namespace: `batch/v1/Job/train in ml`. A Slurm job has no namespace."""
+    """Returns the title with its namespace: `batch/v1/Job/train in ml`. A Slurm job has no namespace."""
     return f"{reference.title} in {namespace}" if namespace else reference.title
 
 
 def why_not(
     target: Target, decisions: Mapping[HolderName, Decision], verbs: Collection[str], notes: Collection[str]
 ) -> Skipped | None:
-    """The reason why no action is allowed on a target, None if the action is allowed.
+    """Returns the reason why no action is allowed on a target, None if the action is allowed.
 
     Every member that the action would end must be underused or have no GPU.
 
-    `decisions`: on holders that are marked underused.
+    `decisions`: the decisions on holders that are marked underused.
     `verbs`: the actions of ACTIONS that the site allows.
     `notes`: notes of the actions in the reconciler's journal.
     """
@@ -120,9 +128,13 @@ def why_not(
         return target.obstacle
     if target.note:
         if target.note in notes:
-            return Skipped("acted", f"it was acted on before ({target.note})")
+            return Skipped("acted", f"the reconciler has acted on it before ({target.note})")
         return Skipped(
-            "noted", f"its note about an action ({target.note}) is not in the journal, so it counts as an opt-out"
+            "noted",
+            (
+                f"its note ({target.note}) names an action that the journal does not know, so the note counts "
+                "as an opt-out"
+            ),
         )
     if target.above:
         return Skipped("above", f"{target.above}")
@@ -138,7 +150,7 @@ def _membership(target: Target) -> Skipped | None:
     if target.strangers:
         return Skipped("stranger", f"{target.strangers[0]}{_more(target.strangers)}")
     if target.wants is None:
-        return Skipped("uncounted", "it is not known how many members it needs")
+        return Skipped("uncounted", "the number of members that it needs is unknown")
     there = Counter(part.role for part in target.ends)
     for role, wanted in sorted(target.wants.items()):
         if there[role] < wanted:
@@ -155,15 +167,17 @@ def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipp
     if not holders:
         return Skipped("members", "it has no member that holds GPUs")
     if others := decisions.keys() - holders.keys():
-        return Skipped("changed", f"{min(others)} does not belong to it, or holds no GPU now")
+        return Skipped("changed", f"{min(others)} does not belong to the target, or holds no GPU now")
     for name, part in sorted(holders.items()):
         decision = decisions.get(name)
         if decision is None or decision.stage != UNDERUSED:
             return Skipped("members", f"not all of its members are marked underused: {name} is not")
         if decision.incarnation and decision.incarnation != part.incarnation:
-            return Skipped("replaced", f"{name} is not the pod or job run that the evidence is about")
+            return Skipped("replaced", f"the evidence is about an earlier {name}")
         if part.units is not None and part.units != decision.held:  # for replicas too: an end cannot be undone
-            return Skipped("members", f"{name} was given {part.units} GPUs, but {decision.held} are seen")
+            return Skipped(
+                "members", f"exporters report {decision.held} GPUs for {name}, but its scheduler allocated {part.units}"
+            )
     return None
 
 
@@ -178,7 +192,7 @@ def _care(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped |
     said = [*(each.kind for each in around), *(part.kind for part in target.ends if part.kind)]
     kind = min([*shown, *said], key=CAREFUL.index, default=UNCLEAR)
     if kind not in CLASSES_OF[target.verb]:
-        return Skipped("class", f"the action does not apply to its class, {kind}")
+        return Skipped("class", f"{target.verb} does not apply to its class, {kind}")
     if wish := target.wish or next((part.wish for part in target.ends if part.wish), ""):
         return Skipped("exempt", wish)
     return None

@@ -1,4 +1,6 @@
-"""Parses the holder that a person names: by its name, by a pod alone, or by its GPU, as programs print them."""
+"""Parses the holder that a user names, in the forms that programs print: its full name, the name of a pod alone, or its
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ BRACKETS = re.compile(r" \[\d+\]$")  # Slurm's own id, as in `job 3010_1 [3013]`
 USERS_JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
 
 FORMS = (
-    "a pod is named as NAMESPACE/POD or POD, a job as job/ID, job/ARRAY_TASK or job/LEADER+OFFSET, a GPU by its UUID, "
-    "its beginning, or NODE:INDEX"
+    "write a pod as NAMESPACE/POD or POD; a job as job/ID, job/ARRAY_TASK or job/LEADER+OFFSET; a GPU as its "
+    "UUID, the start of its UUID, or NODE:INDEX"
 )
 OF_GPUS = ("GPU-", "MIG-")
 
@@ -23,7 +25,7 @@ class Wanted(NamedTuple):
 
     `pod`: the name of a pod in any namespace.
     `uuid`: a GPU or MIG instance, or the beginning of its UUID.
-    `gpu`: an index on `node`.
+    `gpu`: the index of a GPU on `node`.
     """
 
     pod: str = ""
@@ -32,7 +34,7 @@ class Wanted(NamedTuple):
     gpu: str = ""
 
     def unit(self, labels: Mapping[str, str], host: str) -> str:
-        """The UUID of the GPU or MIG instance of a series, if it is wanted; "" for any other series.
+        """Returns the UUID of the GPU or MIG instance of a series, if it is wanted; "" for any other series.
 
         `host`: the exporter of the series, as HOST or HOST:PORT.
         """

@@ -1,12 +1,11 @@
-"""Coverage: the share of the held time in a window for which activity is known. Both sources compute it the same way.
+"""Coverage: the share of the held time in a window for which activity is known. Both sources compute it alike.
 
 It is increase(gpu_allocation_observed_seconds_total) / increase(gpu_allocation_held_seconds_total) over the window.
 While the exporter is down, held time grows and observed time does not, so gaps of an exporter lower the coverage.
 Coverage is computed per series. If two series describe one unit, the smaller coverage counts.
 
-If the samples do not cover the whole window, the totals may contain unobserved time from before the first sample. The
-computation assumes that all of this time lies in the uncovered part of the window. So a day of good coverage does not
-hide two hours of bad coverage.
+If the samples do not cover the whole window, some unobserved time may be older than the first sample. All of it is
+assumed to lie in the uncovered part of the window. So a day of good coverage does not hide two hours of bad coverage.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ SAMPLE_EACH_S = 60.0
 def coverage(
     window_s: float, held: float, observed: float, held_in: float = 0.0, observed_in: float = 0.0
 ) -> float | None:
-    """Lower bound of the observed share, 0 to 1. It is exact once the increases cover the window or the holder's life.
+    """Returns a lower bound of the observed share, 0 to 1. It is exact if the increases cover the window or the
+    holder's life.
 
     `held`, `observed`: totals (seconds).
-    `held_in`, `observed_in`: their increase since the oldest sample in the window (seconds); 0 if there is only one
-    sample.
-    Returns None if no time was held, and for values that are not finite.
+    `held_in`, `observed_in`: the increase of these totals since the oldest sample in the window (seconds); 0 if there
+    is only one sample. Returns None if no time was held, and for values that are not finite.
     """
     span = max(min(window_s, held), held_in)
     if not (all(map(math.isfinite, (held, observed, held_in, observed_in))) and span > 0):

@@ -1,7 +1,7 @@
 """Reads evidence from the exporters themselves, without Prometheus.
 
-One reading shows how long a unit has been idle, because the exporter counts idle runs. Only the coverage needs older
-values: one sample of the counters per minute is kept for each allocation (coverage.py).
+The exporter counts idle runs, so one reading shows how long a unit has been idle. Only the coverage needs older values:
+one sample of the counters per minute and allocation (coverage.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import FetchError, fetch_text
 from gpu_exporter.common.model.holders import ALLOCATION_KEY, PROCESS_SOURCE
+from gpu_exporter.common.model.readings import CORE
 from gpu_exporter.common.threads import NoThread, run_ahead, start
 from gpu_exporter.reconciler.evidence.coverage import Counters
 from gpu_exporter.reconciler.evidence.records import (
@@ -29,13 +30,17 @@ from gpu_exporter.reconciler.evidence.records import (
     EVIDENCE_S,
     HOST_KEEP_S,
     MORE_CAREFUL,
+    SEEN_S,
+    WORK_ELSEWHERE,
     Evidence,
     Gathered,
     HolderName,
+    HostLimits,
     OtherActivity,
     PublishedCause,
     UnitEvidence,
     UnitUse,
+    Unseen,
     UseOfUnits,
     cause_of,
     holder_name,
@@ -47,6 +52,7 @@ from gpu_exporter.reconciler.evidence.use import STATUS, parse_use
 
 MAX_EXPORTERS = 200
 FETCHES = 16  # in parallel, so that answers do not become old while another node does not answer
+HOST_WORK = ("activity_ratio", "io_bytes_per_second")  # as in HostLimits
 Key: TypeAlias = tuple[str, ...]
 
 
@@ -66,8 +72,10 @@ class ExporterSource:
         clock: Clock,
         fetch: Callable[[Address], str] = fetch_text,
         within_s: float = EVIDENCE_S,
+        host: HostLimits | None = None,
     ) -> None:
-        """`window_s`: window for the coverage (seconds). `within_s`: later answers of exporters are ignored (seconds).
+        """`window_s`: window for the coverage (seconds). `within_s`: the time limit for answers of exporters (seconds).
+        `host`: limits of work on the host; None if past work does not count.
 
         Raises ValueError for too many exporters.
         """
@@ -79,10 +87,14 @@ class ExporterSource:
         self._fetch = fetch
         self._within_s = within_s
         self._counters: dict[Key, Counters] = {}
+        self._shown: dict[str, tuple[float, dict[Key, Unseen]]] = {}  # by exporter: when it last answered (wall)
+        self._limits = host
+        self._worked: dict[Key, float] = {}  # when a holder was last seen to work outside its GPUs (wall)
+        self._used: dict[Key, float] = {}  # when it was last seen to use CORE or more (wall)
         self._host: dict[Key, tuple[float, float]] = {}  # when a value was last published (wall), and the value
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        """Every holder of every exporter, whether it is in `marked` or not."""
+        """Reads every holder of every exporter, whether the holder is in `marked` or not."""
         wall = self._clock.wall()
         pages: list[_Page] = []
         errors: list[AnswerError] = []
@@ -112,7 +124,27 @@ class ExporterSource:
                     holder.count(count)
         allocations = sum(len(page.allocations) for page in pages)
         found = tuple(holder.evidence(name) for name, holder in holders.items())
-        return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden))
+        unseen = self._unseen(pages, wall)
+        return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden), unseen=unseen)
+
+    def _unseen(self, pages: Sequence[_Page], wall: float) -> tuple[Unseen, ...]:
+        """Remembers the holders of these pages. Returns the holders of exporters that are silent now, but answered
+        lately.
+        """
+        for page in pages:
+            self._shown[page.node] = (
+                wall,
+                {
+                    key: Unseen(page.node, holder_name(series.labels), series.incarnation)
+                    for key, series in page.allocations.items()
+                    if series.info.get("source") != PROCESS_SOURCE and not is_hidden(series.labels | series.info)
+                },
+            )
+        self._shown = {node: shown for node, shown in self._shown.items() if wall - shown[0] <= SEEN_S}
+        seen = {key for page in pages for key in page.allocations}
+        silent = self._shown.keys() - {page.node for page in pages}
+        shown = (item for node in silent for item in self._shown[node][1].items())
+        return tuple(sorted({unseen for key, unseen in shown if key not in seen and unseen.name.name}))
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
         """See EvidenceSource.read_holders. Reads every exporter, even for few holders."""
@@ -163,7 +195,7 @@ class ExporterSource:
         return found
 
     def _read_pages(self) -> dict[Address, _Page | AnswerError]:
-        """The answer of each exporter, in the order of the exporters.
+        """Returns the answer of each exporter, in the order of the exporters.
 
         The threads are daemons, and nothing joins them. A thread that waits for a slow exporter ends with its request.
         """
@@ -208,6 +240,10 @@ class ExporterSource:
 
     def _unit(self, page: _Page, key: Key, series: _AllocationSeries, wall: float) -> UnitEvidence:
         values = series.values
+        ratio = self._host_work((page.node, *key), "gpu_allocation_host_activity_ratio", values, wall)
+        cpus = self._host_work((page.node, *key), "gpu_allocation_host_cpus", values, wall)
+        active = values.get("gpu_allocation_last_active_timestamp_seconds")
+        cores = None if ratio is None or cpus is None or not ratio * cpus >= CORE else ratio * cpus
         return UnitEvidence(
             node=page.node,
             gpu=series.labels.get("gpu", ""),
@@ -221,15 +257,35 @@ class ExporterSource:
             sample_interval_s=page.sample_interval_s,
             model=page.models.get(series.labels.get("uuid", ""), ""),
             longest_gap_s=values.get("gpu_allocation_idle_gap_longest_seconds", 0.0),
-            host_cpu_ratio=self._host_work((page.node, *key), "gpu_allocation_host_activity_ratio", values, wall),
+            host_cpu_ratio=ratio,
             host_io_bytes_per_s=self._host_work(
                 (page.node, *key), "gpu_allocation_host_io_bytes_per_second", values, wall
             ),
+            host_cores=cores,
+            host_cpus=cpus,
             obstacle=series.obstacle,
             stalled_run_s=values.get("gpu_allocation_stalled_run_seconds"),
             causes=series.causes,
             seen_s=values.get("gpu_allocation_held_seconds_total"),
+            quiet_s=None if active is None else page.wall - active,
+            host_work_age_s=self._age(self._worked, (page.node, *key), self._works(series), wall),
+            cores_age_s=self._age(self._used, (page.node, *key), cores is not None, wall),
         )
+
+    def _works(self, series: _AllocationSeries) -> bool:
+        """Whether a holder works outside its GPUs now."""
+        if self._limits is None or any(cause.name in WORK_ELSEWHERE for cause in series.causes):
+            return self._limits is not None
+        cpu, io = (series.values.get(f"gpu_allocation_host_{name}", 0.0) for name in HOST_WORK)
+        return cpu > self._limits.cpu_ratio or io > self._limits.io_bytes_per_s
+
+    def _age(self, times: dict[Key, float], key: Key, now: bool, wall: float) -> float | None:
+        """Seconds since `key` was last true, None if never. `now`: it is true at `wall`, which is then noted in
+        `times`.
+        """
+        if now and self._limits is not None:
+            times[key] = wall
+        return wall - times[key] if key in times else None
 
     def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:
         """The value on the page, else the last known value if it is at most HOST_KEEP_S old, else None."""
@@ -247,10 +303,14 @@ class ExporterSource:
         return self._counters.setdefault((node, *key), Counters()).cover(self._window_s, held, observed, wall)
 
     def _forget(self, pages: Sequence[_Page], wall: float) -> None:
-        """Drops the samples of holders that are gone. Keep the samples of exporters that do not answer now."""
+        """Drops the samples of holders that are gone. Keeps the samples of exporters that do not answer now."""
         nodes = {page.node for page in pages}
         keys = {(page.node, *key) for page in pages for key in page.allocations}
         self._host = {key: value for key, value in self._host.items() if wall - value[0] <= HOST_KEEP_S}
+        kept_s = self._limits.kept_s if self._limits is not None else 0.0
+        self._worked, self._used = (
+            {key: when for key, when in times.items() if wall - when <= kept_s} for times in (self._worked, self._used)
+        )
         self._counters = {
             key: value
             for key, value in self._counters.items()
@@ -265,6 +325,12 @@ class _AllocationSeries:
     values: dict[str, float] = field(default_factory=dict)
     obstacle: str = ""
     causes: tuple[PublishedCause, ...] = ()
+
+    @property
+    def incarnation(self) -> str:
+        """The pod's UID, or the job's start in whole Unix seconds; "" if unknown."""
+        start = self.values.get("gpu_allocation_start_timestamp_seconds")
+        return self.info.get("pod_uid", "") or (f"{start:.0f}" if start and self.labels.get("job_id") else "")
 
 
 class _Page:

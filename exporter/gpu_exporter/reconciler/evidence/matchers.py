@@ -13,13 +13,13 @@ HOLDER_LABELS = ("cluster", "scheduler", "namespace", "pod", "job_id", *RENAMED_
 
 
 class Asked(Protocol):
-    """A PromQL API that is queried during a cycle. It is a Protocol because PromQLSource imports the callers."""
+    """A PromQL API that is queried during a cycle. A Protocol, because PromQLSource imports the callers."""
 
     def select(self, metric: str, *wanted: str) -> str:
-        """A selector for the series of this metric, with these matchers and the matchers of the site."""
+        """Returns a selector for the series of this metric, with these matchers and the matchers of the site."""
 
     def query(self, query: str, *, at: float | None = None) -> Sequence[VectorRow]:
-        """The rows now, or at another time (Unix seconds). Raises AnswerError."""
+        """Returns the rows now, or at another time (Unix seconds). Raises AnswerError."""
 
 
 def restrict(names: Iterable[HolderName], most: int = MATCHER_MAX) -> Iterator[str]:
@@ -28,13 +28,24 @@ def restrict(names: Iterable[HolderName], most: int = MATCHER_MAX) -> Iterator[s
     The matchers select pods by name in all namespaces, so the caller must compare the rows with the holders.
     """
     for scheduler, label in (("kubernetes", 'scheduler!="slurm",pod'), ("slurm", 'scheduler="slurm",job_id')):
-        batch: list[str] = []
-        length = 0
-        for value in sorted({literal(name.name) for name in names if name.scheduler == scheduler}):
-            if batch and length + len(value) > most:
-                yield f'{label}=~"{"|".join(batch)}"'
-                batch, length = [], 0
-            batch.append(value)
-            length += len(value) + 1
-        if batch:
-            yield f'{label}=~"{"|".join(batch)}"'
+        for batch in alternatives((name.name for name in names if name.scheduler == scheduler), most):
+            yield f'{label}=~"{batch}"'
+
+
+def match_any(label: str, values: Iterable[str], most: int = MATCHER_MAX) -> Iterator[str]:
+    """Matchers for series whose label has any of these values, in batches of at most `most` characters."""
+    return (f'{label}=~"{batch}"' for batch in alternatives(values, most))
+
+
+def alternatives(values: Iterable[str], most: int = MATCHER_MAX) -> Iterator[str]:
+    """Regular expressions that match exactly these values, in batches of at most `most` characters."""
+    batch: list[str] = []
+    length = 0
+    for value in sorted(set(map(literal, values))):
+        if batch and length + len(value) > most:
+            yield "|".join(batch)
+            batch, length = [], 0
+        batch.append(value)
+        length += len(value) + 1
+    if batch:
+        yield "|".join(batch)

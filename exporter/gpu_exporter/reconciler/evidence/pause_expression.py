@@ -1,8 +1,7 @@
 """Pauses by a PromQL expression of the site (policy.pause_when), e.g. for a storage outage or maintenance.
 
-A GPU that was idle during a pause could not have worked. So the reconciler marks nothing while the expression has a
-result, and idle time before its last result does not count. The reconciler also queries the past of the expression, to
-find a pause that ended before the reconciler started.
+During a pause, a GPU cannot work. So the reconciler marks nothing while the expression has a result, and idle time
+before its last result does not count. A query of the past finds a pause that ended before the reconciler started.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.promql.vector import VectorRow
 
 STEP_S = 60.0  # between two looks at the past: a pause shorter than this can be missed
-OVERLAP_S = 600.0  # of the past that is asked for again in each cycle
+OVERLAP_S = 600.0  # of the past that each cycle queries again
 
 
 class Pause(NamedTuple):
@@ -41,7 +40,7 @@ class Pauses:
         self._until: float | None = None
 
     def read(self, query: Callable[[str], Sequence[VectorRow]], wall: float) -> Pause:
-        """The pause at `wall` (Unix seconds). Raises AnswerError, like `query`."""
+        """Returns the pause at `wall` (Unix seconds). Raises AnswerError, like `query`."""
         if not self._expression:
             return Pause()
         past_s = self._longest_s if self._asked is None else wall - self._asked + OVERLAP_S

@@ -1,9 +1,9 @@
 """Finds pods that use little of their GPUs even in their busiest hour. For a server, a part of a GPU may be enough.
 
 A server is quiet at night, so an idle run or a mean shows little about it. The search runs once an hour, in two steps.
-The first step finds pods with a low mean use of whole GPUs, from two readings of their counters. For 100,000
-allocations this costs only one lookup each. The second step checks every single hour of these pods. An hour with too
-little data could be the busiest one, so nearly all hours must be known.
+The first step finds pods with a low mean use of whole GPUs, from two readings of their counters: one lookup for each
+allocation. The second step checks every hour of these pods. Nearly all hours must be known, because an unknown hour may
+be the busiest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.errors import AnswerError
-from gpu_exporter.reconciler.evidence.matchers import HOLDER_LABELS, Asked, restrict
+from gpu_exporter.reconciler.evidence.matchers import HOLDER_LABELS, MATCHER_MAX, Asked, restrict
 from gpu_exporter.reconciler.evidence.records import HolderName, holder_name, refuse_several
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,7 @@ STEPS = 4  # overlapping hours begin every quarter of an hour, so that a busy ho
 KNOWN_SHARE = 0.9  # share of an hour that must be observed
 HOURS_SHARE = 0.95  # share of the hours that must be known
 PODS_MAX = 1000  # pods in the second step, those with the least use first
+SELECTORS = 9  # with the names of pods, in a query of the second step
 PODS = 'scheduler="kubernetes"'
 
 
@@ -48,7 +49,7 @@ class Peaks:
                 self.known = self._ask(api)
             except AnswerError as exc:
                 self.known = {}
-                log.warning("cannot find the servers that could share their GPUs: %s", exc)
+                log.warning("the reconciler cannot find which serving pods could share their GPUs: %s", exc)
 
     def _ask(self, api: Asked) -> dict[HolderName, str]:
         by = f"by ({', '.join(HOLDER_LABELS)})"
@@ -58,7 +59,7 @@ class Peaks:
         refuse_several({row.labels.get("cluster", "") for row in rows}, "the source returned series")
         names = {holder_name(row.labels) for row in rows}
         found: dict[HolderName, str] = {}
-        for wanted in restrict(names):
+        for wanted in restrict(names, MATCHER_MAX // SELECTORS):
             hours = f"{_share(api, wanted, '1h', HOUR_S)}[{self._hours}h:{HOUR_S / STEPS:g}s]"
             known = f"count {by} (count_over_time({hours}) >= {HOURS_SHARE * STEPS * self._hours:g})"
             held = f"count {by} ({api.select('gpu_allocation_info', wanted)})"

@@ -1,7 +1,7 @@
 """Reads evidence from any PromQL API: Prometheus, Thanos, Mimir, VictoriaMetrics.
 
-The first query selects only holders with long idle runs, so its answer is short. These holders are divided into batches
-that fit into one query. Four instant queries then read all series of a batch.
+The first query selects only holders with long idle runs, so its answer is short. Four instant queries then read all
+series of these holders, in batches that fit into a query.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from itertools import chain
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import Clock
@@ -18,6 +19,7 @@ from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import ANSWER_S, MIB, MOST_BYTES, fetch_text
 from gpu_exporter.common.model.holders import ALLOCATION_KEY
+from gpu_exporter.common.model.readings import CORE
 from gpu_exporter.common.outside import WHOLE_MAX, whole
 from gpu_exporter.common.plain import REASON_MAX, one_line
 from gpu_exporter.common.promql import absence
@@ -26,7 +28,7 @@ from gpu_exporter.common.promql.vector import VectorRow, cluster_matchers, liter
 from gpu_exporter.common.threads import NoThread, run_ahead
 from gpu_exporter.reconciler.evidence.clocks import LATENT_MAX_S, ahead_of, describe_disagreement
 from gpu_exporter.reconciler.evidence.coverage import coverage
-from gpu_exporter.reconciler.evidence.matchers import HOLDER_LABELS, restrict
+from gpu_exporter.reconciler.evidence.matchers import HOLDER_LABELS, MATCHER_MAX, restrict
 from gpu_exporter.reconciler.evidence.pause_expression import Pause, Pauses
 from gpu_exporter.reconciler.evidence.peaks import Peaks
 from gpu_exporter.reconciler.evidence.records import (
@@ -35,6 +37,7 @@ from gpu_exporter.reconciler.evidence.records import (
     EVIDENCE_S,
     HOST_KEEP_S,
     MORE_CAREFUL,
+    WORK_ELSEWHERE,
     Evidence,
     Gathered,
     HolderEvidence,
@@ -51,10 +54,12 @@ from gpu_exporter.reconciler.evidence.records import (
     refuse_renamed,
     refuse_several,
 )
+from gpu_exporter.reconciler.evidence.unseen import read_unseen
 from gpu_exporter.reconciler.evidence.use import SERIES, SUMS, collect_use
 from gpu_exporter.reconciler.evidence.usual import Usual, read_days
 
 PEAKS_S = 10.0  # time limit for Peaks once an hour, in addition to the time of a cycle
+UNSEEN_S = 10.0  # time limit for the holders of silent exporters, in addition to the time of a cycle
 WORKERS = 3  # parallel queries: the server works on some while another answer is parsed (docs/benchmarks.md)
 EXPLAINED_MAX = 200  # GPUs of one holder whose witnesses are asked for, so that the query stays short
 MODELS_BATCH = 250  # GPUs whose model is asked for in one query: at 40 characters each, below MATCHER_MAX
@@ -62,6 +67,7 @@ MODELS_MAX = 200_000  # GPUs whose model is remembered
 ABSENCE_S = 600.0  # how long the reason for missing series counts: finding it costs more than a cycle
 HOLDER_BYTES = 1024  # bytes of an answer per holder that it may name
 PREFIX = "gpu_allocation_"
+LAST_ACTIVE = "last_active_timestamp_seconds"
 FACTS = (
     "idle_run_seconds",
     "start_timestamp_seconds",
@@ -74,27 +80,34 @@ FACTS = (
     "activity_unknown",
     "stalled_run_seconds",
     "cause",
+    LAST_ACTIVE,
 )
 HOST_WORK = ("gpu_allocation_host_activity_ratio", "gpu_allocation_host_io_bytes_per_second")  # as in HostLimits
+HOST_CPUS = "gpu_allocation_host_cpus"
+CORES = "cores"  # the CPU cores that a holder uses
+HOST_LAST = "last"  # the time of the last work outside the GPUs (Unix seconds)
+HOST_STEP_S = 60.0  # between two moments at which that time is looked for; the values are means of ten minutes
 WITNESS = re.compile(r"[a-z0-9_]{1,40}")
 UnitKey: TypeAlias = tuple[str, ...]
 Place: TypeAlias = tuple[str, str]  # node and instance of an exporter
 Series: TypeAlias = frozenset[tuple[str, str]]  # every label of one series
+NO_LABELS = ("",) * len(ALLOCATION_KEY)
 COUNTERS = ("held_seconds_total", "observed_seconds_total")
 
 
+T = TypeVar("T")
 Facts: TypeAlias = dict[str, list[VectorRow]]
-# The rows of each of FACTS; the growth of COUNTERS over the window; the holders that work on their hosts.
-Batch: TypeAlias = tuple[Facts, Facts, list[VectorRow]]
+# The rows of each of FACTS; the growth of COUNTERS over the window; rows by HOST_WORK, HOST_CPUS, CORES and HOST_LAST.
+Batch: TypeAlias = tuple[Facts, Facts, Facts]
 
 
 class PromQLOptions(NamedTuple):
     """The API to query, and the scope of the queries.
 
     `matcher`: label matchers for every selector, e.g. `cluster="a"`.
-    `asks_models`: also read the model of each GPU.
-    `host`: also read work on the host above these limits; None to ignore it.
-    `at`: the time of the evidence (Unix seconds), which the source's clock must also show; None for the present time.
+    `asks_models`: also reads the model of each GPU.
+    `host`: also reads work on the host above these limits; None to ignore it.
+    `at`: the time of the evidence (Unix seconds); None for the present time.
     """
 
     address: Address
@@ -118,8 +131,8 @@ class PromQLSource:
         peaks: Peaks | None = None,
         find_monitors: absence.FindMonitors | None = None,
     ) -> None:
-        """`pauses`: None for no expression. `peaks`: finds pods that could share their GPUs; None to find no pods.
-        `find_monitors`: as explain_absence.
+        """`pauses`: None if the site has no `policy.pause_when`. `peaks`: finds pods that could share their GPUs; None
+        to find no pods. `find_monitors`: called if Prometheus has no target; None without a cluster.
         """
         self._find_monitors = find_monitors
         self._absence: tuple[float, str] | None = None  # when it was asked for (monotonic), and the reason
@@ -138,8 +151,14 @@ class PromQLSource:
         self._usual = Usual(lambda hour: read_days(self, hour, options.candidate_after_s), clock)
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        """The holders with a long idle run, and those in `marked`."""
+        """Reads the evidence on the holders with a long idle run, and on the holders in `marked`."""
         evidence = self._read_evidence(marked)
+        self._until = time.monotonic() + UNSEEN_S
+        try:
+            evidence = evidence._replace(unseen=read_unseen(self))
+        except AnswerError as exc:  # it must not cost the evidence of the exporters that report
+            why = f"it is unknown which exporters are missing: {exc}"
+            evidence = evidence._replace(problems=(*evidence.problems, why))
         if self._peaks is not None:  # last, with its own time limit: a hint must not cost evidence
             self._until = time.monotonic() + PEAKS_S
             self._peaks.renew(self)
@@ -204,10 +223,14 @@ class PromQLSource:
         return Evidence(wall, self._read_holders(names, pause), paused=pause.now)
 
     def _read_holders(self, names: Collection[HolderName], pause: Pause) -> tuple[HolderEvidence, ...]:
-        """The evidence on these holders."""
-        ages, intervals = self._ages(), self._intervals()
+        wall = self._clock.wall()
+        last = self.select("gpu_exporter_last_sample_timestamp_seconds")
+        ages = self._by_exporter(f"time() - min by (node, instance) ({last})")
+        interval = self.select("gpu_exporter_sample_interval_seconds")
+        intervals = self._by_exporter(f"min by (node, instance) ({interval})")
         holders: dict[HolderName, Gathered] = {}
-        for facts, growth, host in self._read_batches(restrict(names)):
+        used = self._last_use_of_cores(names)
+        for facts, growth, host in self._read_batches(self._read_batch, restrict(names)):
             starts = _by_unit(facts, "start_timestamp_seconds")
             runs = _by_unit(facts, "idle_run_seconds")
             witnesses = _by_unit(facts, "idle_run_witnesses")
@@ -220,9 +243,10 @@ class PromQLSource:
             for row in facts["cause"]:
                 key = _unit_key(row.labels)
                 causes[key] = (*causes.get(key, ()), *cause_of(row.labels))[:CAUSES_MAX]
-            # Some sources drop metric names. A row without a name counts as CPU work.
-            io = _more_careful(HOST_WORK[1], (row for row in host if row.labels.get("__name__") == HOST_WORK[1]))
-            cpu = _more_careful(HOST_WORK[0], (row for row in host if row.labels.get("__name__") != HOST_WORK[1]))
+            cpu, io = (_more_careful(name, host[name]) for name in HOST_WORK)
+            active = _by_unit(facts, LAST_ACTIVE)
+            worked = _more_careful(PREFIX + LAST_ACTIVE, host[HOST_LAST])
+            cores, cpus = (_more_careful(HOST_CPUS, host[name]) for name in (CORES, HOST_CPUS))
             models = self._read_models({row.labels.get("uuid", "") for row in facts["info"]})
             for row in facts["info"]:
                 name, key = holder_name(row.labels), _unit_key(row.labels)
@@ -246,10 +270,15 @@ class PromQLSource:
                         longest_gap_s=gaps.get(key, 0.0),
                         host_cpu_ratio=cpu.get(key),
                         host_io_bytes_per_s=io.get(key),
+                        host_cores=cores.get(key),
+                        host_cpus=cpus.get(key),
                         obstacle=obstacles.get(key, ""),
                         stalled_run_s=stalls.get(key),
                         causes=causes.get(key, ()),
                         seen_s=seen.get(key),
+                        quiet_s=wall - active[key] if key in active else None,
+                        host_work_age_s=max(0.0, wall - worked[key]) if key in worked else None,
+                        cores_age_s=max(0.0, wall - used[key]) if key in used else None,
                     ),
                 )
             for row in facts["holder_units"]:
@@ -282,7 +311,7 @@ class PromQLSource:
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
         """See ExplainingSource.read_use. Uses the texts of meanings.py. Means begin when the youngest of `units` was
-        allocated, since an earlier holder of these GPUs may have had the same name.
+        allocated, because an earlier holder of these GPUs may have had the same name.
         """
         self._until = time.monotonic() + EVIDENCE_S
         rows: list[VectorRow] = []
@@ -327,50 +356,76 @@ class PromQLSource:
             self._models |= {row.labels.get("uuid", ""): row.labels.get("name", "") for row in rows}
         return self._models
 
-    def _ages(self) -> dict[Place, float]:
-        """Seconds since the last sample, by exporter."""
-        last = self.select("gpu_exporter_last_sample_timestamp_seconds")
-        return {_place(row.labels): row.value for row in self.query(f"time() - min by (node, instance) ({last})")}
+    def _by_exporter(self, query: str) -> dict[Place, float]:
+        return {_place(row.labels): row.value for row in self.query(query)}
 
-    def _intervals(self) -> dict[Place, float]:
-        interval = self.select("gpu_exporter_sample_interval_seconds")
-        return {_place(row.labels): row.value for row in self.query(f"min by (node, instance) ({interval})")}
-
-    def _read_batches(self, batches: Iterable[str]) -> Iterator[Batch]:
+    def _read_batches(self, read: Callable[[str], T], batches: Iterable[str]) -> Iterator[T]:
         """Reads several batches in parallel: the server works on one while the reconciler parses another.
 
         Raises AnswerError.
         """
         try:
-            yield from run_ahead(self._read_batch, batches, WORKERS, "evidence")
+            yield from run_ahead(read, batches, WORKERS, "evidence")
         except NoThread as exc:
             raise AnswerError(str(exc)) from exc
 
     def _read_batch(self, wanted: str) -> Batch:
         facts = self._facts(wanted)
         growth = {
-            counter: self.query(f"increase({self.select(PREFIX + counter, wanted)}[{self._window_s:g}s])")
+            counter: self._unnamed(f"increase({self.select(PREFIX + counter, wanted)}[{self._window_s:g}s])")
             for counter in COUNTERS
         }
         return facts, growth, self._host_work(wanted)
 
-    def _host_work(self, wanted: str) -> list[VectorRow]:
-        """The work on the host of every holder above a limit: the used share of its CPUs, or its disk traffic if only
-        that is above the limit.
+    def _host_work(self, wanted: str) -> Facts:
+        """Reads the work on the host of every holder above a limit, and when a holder last worked outside its GPUs.
+
+        Each query has one selector: with two of them, a query could be too long for the source.
         """
+        found: Facts = {name: [] for name in (*HOST_WORK, HOST_CPUS, CORES, HOST_LAST)}
         if self._host is None:
-            return []
-        busy = (
-            f"last_over_time({self.select(name, wanted)}[{HOST_KEEP_S:g}s]) > {limit:g}"
-            for name, limit in zip(HOST_WORK, self._host, strict=True)
-        )
-        return self.query(" or ".join(busy))  # both have the same labels, so `or` keeps the first one
+            return found
+        ratio, io = HOST_WORK
+        for name, limit in ((ratio, ""), (io, f" > {self._host.io_bytes_per_s:g}"), (HOST_CPUS, "")):
+            found[name] = self._unnamed(f"last_over_time({self.select(name, wanted)}[{HOST_KEEP_S:g}s]){limit}")
+        found[CORES] = _cores(found[HOST_CPUS], found[ratio])
+        found[ratio] = [row for row in found[ratio] if row.value > self._host.cpu_ratio]
+        if self._host.kept_s:
+            work = [self.select("gpu_allocation_cause", f'cause=~"{"|".join(sorted(WORK_ELSEWHERE))}"', wanted)]
+            limits = zip(HOST_WORK, self._host[:2], strict=True)
+            work += [f"{self.select(name, wanted)} > {limit:g}" for name, limit in limits]
+            found[HOST_LAST] = [row for each in work for row in self._last_time(each)]
+        return found
+
+    def _unnamed(self, query: str) -> list[VectorRow]:
+        """The rows without the name of their metric, which some functions keep, and others drop."""
+        rows = self.query(query)
+        for row in rows:
+            row.labels.pop("__name__", None)
+        return rows
+
+    def _last_use_of_cores(self, names: Collection[HolderName]) -> dict[UnitKey, float]:
+        """When these holders last used CORE or more CPU cores (Unix seconds). Its queries have two selectors each."""
+        if self._host is None or not self._host.kept_s:
+            return {}
+
+        def read(wanted: str) -> list[VectorRow]:
+            cores = " * ".join(self.select(name, wanted) for name in (HOST_CPUS, HOST_WORK[0]))
+            return self._last_time(f"{cores} >= {CORE:g}")
+
+        rows = chain.from_iterable(self._read_batches(read, restrict(names, MATCHER_MAX // 2)))
+        return _more_careful(PREFIX + LAST_ACTIVE, rows)
+
+    def _last_time(self, selected: str) -> list[VectorRow]:
+        """When each allocation last had such a series, within the last `kept_s` of HostLimits (Unix seconds)."""
+        kept_s = 0.0 if self._host is None else self._host.kept_s
+        times = f"max_over_time(timestamp({selected})[{kept_s:g}s:{HOST_STEP_S:g}s])"
+        return self.query(f"max by ({', '.join(ALLOCATION_KEY)}) ({times})")
 
     def _facts(self, wanted: str) -> Facts:
-        """The rows of each of FACTS."""
         facts: Facts = {fact: [] for fact in FACTS}
         for row in self.query(self.select("", f'__name__=~"{PREFIX}({"|".join(FACTS)})"', wanted)):
-            fact = row.labels.get("__name__", "").removeprefix(PREFIX)
+            fact = row.labels.pop("__name__", "").removeprefix(PREFIX)
             if fact in facts:
                 facts[fact].append(row)
         return facts
@@ -381,9 +436,13 @@ class PromQLSource:
         return math.floor(rows[0].value) if rows else 0
 
     def _suspects(self) -> str:
-        long = f"{self.select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
+        runs = self.select("gpu_allocation_idle_run_seconds")
+        long = f"{runs} >= {self._candidate_after_s:g}"
+        # Restarts and unknown time end idle runs, but not the time without work.
+        active = self.select(PREFIX + LAST_ACTIVE)
+        quiet = f"({runs} and time() - {active} >= {self._window_s:g})"
         stalled = f"{self.select('gpu_allocation_stalled_run_seconds')} > 0"
-        return f"max by ({', '.join(HOLDER_LABELS)}) ({long} or {stalled})"
+        return f"max by ({', '.join(HOLDER_LABELS)}) ({long} or {stalled} or {quiet})"
 
     def _coverage(self, facts: Facts, growth: Facts) -> dict[UnitKey, float | None]:
         """Observed share of the held time in the window, by unit. If a unit has several series, the smallest share
@@ -460,7 +519,7 @@ def _by_unit(facts: Facts, fact: str) -> dict[UnitKey, float]:
 
 
 def _more_careful(metric: str, rows: Iterable[VectorRow]) -> dict[UnitKey, float]:
-    """The value of each unit. If a unit has two series, the value that makes a mark less likely."""
+    """The value of each unit. If a unit has two series, the value that makes a mark less likely counts."""
     worst = MORE_CAREFUL[metric]
     values: dict[UnitKey, float] = {}
     for row in rows:
@@ -469,14 +528,21 @@ def _more_careful(metric: str, rows: Iterable[VectorRow]) -> dict[UnitKey, float
     return values
 
 
+def _cores(cpus: Iterable[VectorRow], ratios: Iterable[VectorRow]) -> list[VectorRow]:
+    """The CPU cores in use, if CORE or more: the number of CPUs times the share in use, of the same series."""
+    shares = {_series(row.labels): row.value for row in ratios}
+    cores = (VectorRow(row.labels, row.value * shares.get(_series(row.labels), 0.0)) for row in cpus)
+    return [row for row in cores if row.value >= CORE]
+
+
 def _place(labels: dict[str, str]) -> Place:
     return labels.get("node", ""), labels.get("instance", "")
 
 
 def _unit_key(labels: dict[str, str]) -> UnitKey:
-    return tuple(labels.get(label, "") for label in ALLOCATION_KEY)
+    return tuple(map(labels.get, ALLOCATION_KEY, NO_LABELS))
 
 
 def _series(labels: dict[str, str]) -> Series:
-    """The labels that identify a series within its metric. PromQL functions drop the metric name."""
-    return frozenset((label, value) for label, value in labels.items() if label != "__name__")
+    """The labels that identify a series within its metric."""
+    return frozenset(labels.items())

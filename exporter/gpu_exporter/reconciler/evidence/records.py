@@ -15,15 +15,19 @@ from gpu_exporter.common.errors import AnswerError
 EVIDENCE_S = 30.0  # a cycle goes on without evidence that took longer, since marks must be withdrawn in any case
 # Prometheus renames labels of the exporter to these when it keeps its own labels of that name (honor_labels: false).
 RENAMED_LABELS = ("exported_namespace", "exported_pod", "exported_container")
+RENAMED = frozenset(RENAMED_LABELS)
 # Job ids as users write them: 3013, 3010_1 (task of an array), 3011+1 (component of a heterogeneous job).
 
 
 START_SLACK_S = 2.0  # the exporter publishes the start of a job to the second
 # After a restart the exporter has no values of work on its host for two minutes. Earlier values count for this time.
 HOST_KEEP_S = 900.0
+SEEN_S = 3600.0  # an exporter without samples for this long is no longer missed: its holders are unknown in any case
 OBSTACLE = re.compile(r"[a-z_]{1,40}")  # the reason is printed
 CONFIDENCES = ("medium", "high")
 CAUSES_MAX = 8  # of one allocation; an exporter publishes two
+# Causes that show work of a holder while its GPUs are idle. They delay a mark, as work on its host does.
+WORK_ELSEWHERE = frozenset(("starting", "checkpointing", "remote_io", "steps_elsewhere"))
 FACTS = ("user", "account", "partition", "qos", "resource")
 NO_FACTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 # If two rows describe one allocation, the more careful value counts: less idleness, a shorter stall, less observed, a
@@ -37,7 +41,9 @@ MORE_CAREFUL: Mapping[str, Callable[[float, float], float]] = {
     "gpu_allocation_start_timestamp_seconds": max,
     "gpu_allocation_holder_units": max,
     "gpu_allocation_idle_gap_longest_seconds": max,
+    "gpu_allocation_last_active_timestamp_seconds": max,
     "gpu_allocation_host_activity_ratio": max,
+    "gpu_allocation_host_cpus": max,
     "gpu_allocation_host_io_bytes_per_second": max,
 }
 
@@ -102,10 +108,16 @@ class UnitEvidence(NamedTuple):
     `longest_gap_s`: the holder's longest idle run that ended with work (seconds), 0 for none.
     `host_cpu_ratio`, `host_io_bytes_per_s`: activity of the holder on that host; None if it is unknown, or below the
     limits of the query.
+    `host_cores`: CPU cores that the holder uses on that host; None if unknown, or below CORE. `host_cpus`: the number
+    of its CPUs there, None if unknown.
     `is_shared`: the holder has one or several replicas of the unit (time slicing, MPS).
-    `stalled_run_s`: length of its stall (seconds), 0 without one.
+    `stalled_run_s`: length of the holder's stall on this unit (seconds), 0 without a stall.
     `causes`: the published causes of its low utilization.
-    `seen_s`: for how long its exporter has seen the holder on it (seconds).
+    `seen_s`: how long the exporter of this unit has seen the holder on it (seconds).
+    `quiet_s`: seconds since the holder last worked on the unit, or began to hold it. Restarts do not end this time.
+    `host_work_age_s`: seconds since the holder was last seen to work outside its GPUs: on its host, or by one of
+    WORK_ELSEWHERE; None if not within HostLimits.kept_s. `cores_age_s`: seconds since it last used CORE or more CPU
+    cores; None if not within HostLimits.kept_s.
     """
 
     node: str
@@ -123,21 +135,27 @@ class UnitEvidence(NamedTuple):
     longest_gap_s: float = 0.0
     host_cpu_ratio: float | None = None
     host_io_bytes_per_s: float | None = None
+    host_cores: float | None = None
+    host_cpus: float | None = None
     obstacle: str = ""
     is_shared: bool = False
     stalled_run_s: float | None = None
     causes: tuple[PublishedCause, ...] = ()
     seen_s: float | None = None
+    quiet_s: float | None = None
+    host_work_age_s: float | None = None
+    cores_age_s: float | None = None
 
 
 class HostLimits(NamedTuple):
-    """The limits of work on a host: share of the holder's CPUs, and bytes per second of block devices.
+    """The limits of work on a host: a share of the holder's CPUs, and bytes per second of block devices.
 
-    A holder above either limit counts as working.
+    A holder above either limit counts as working. `kept_s`: how far back the source searches for such work (seconds).
     """
 
     cpu_ratio: float
     io_bytes_per_s: float
+    kept_s: float = 0.0
 
 
 class HolderEvidence(NamedTuple):
@@ -150,9 +168,10 @@ class HolderEvidence(NamedTuple):
     others.
     `clusters`: the Slurm clusters in its series; "" for a series without a cluster; empty for pods. More than one makes
     the holder `unknown`: every cluster counts its jobs from 1, so one id may mean two jobs.
-    `counts_from`: idle time before this time (Unix seconds) does not count because of a pause; None if all idle time
-    counts.
+    `counts_from`: only idle time after this time (Unix seconds) counts, because marking was paused until then; None if
+    all idle time counts.
     `facts`: for each of FACTS, the values in its series, normally one; "" for a series without the label.
+    `mark`: the stage of its mark (in a dry run, of the mark that it would have); "" for no mark.
     """
 
     name: HolderName
@@ -164,11 +183,19 @@ class HolderEvidence(NamedTuple):
     clusters: frozenset[str] = frozenset()
     counts_from: float | None = None
     facts: Mapping[str, frozenset[str]] = NO_FACTS
+    mark: str = ""
 
 
-def pools_of(holder: HolderEvidence) -> frozenset[str]:
-    """The pools of a holder's GPUs: for a pod the resources that it requested, for a job its partitions."""
-    return holder.facts.get("partition" if holder.name.scheduler == "slurm" else "resource", frozenset()) - {""}
+class Unseen(NamedTuple):
+    """A holder that a silent exporter showed within the last SEEN_S, and that no other exporter shows on that GPU.
+
+    `exporter`: its address, for people. `incarnation`: the pod's UID, or the job's start in whole Unix seconds; "" if
+    unknown.
+    """
+
+    exporter: str
+    name: HolderName
+    incarnation: str
 
 
 def nothing_usual(_wall: float) -> float | None:
@@ -187,6 +214,7 @@ class Evidence(NamedTuple):
     `usual_at`: takes a time (Unix seconds). Returns how many GPUs became idle at about the same time on other days, at
     the same hour; None if this is not known.
     `sharing`: pods that used little of their GPUs even in their busiest hour, each with its utilization in words.
+    `unseen`: holders of exporters that do not report now.
     """
 
     wall: float
@@ -198,6 +226,7 @@ class Evidence(NamedTuple):
     paused: str = ""
     usual_at: Callable[[float], float | None] = nothing_usual
     sharing: Mapping[HolderName, str] = MappingProxyType({})
+    unseen: Collection[Unseen] = ()
 
 
 class Demand(NamedTuple):
@@ -215,30 +244,27 @@ class EvidenceSource(Protocol):
     """A PromQL API, or the exporters themselves."""
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        """The present evidence. Raises AnswerError.
+        """Returns the present evidence. Raises AnswerError.
 
         `marked`: holders that are always included. A job may be named by the id that users write, e.g. 3010_1.
         """
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
-        """The present evidence on these holders only. Makes no other queries. Raises AnswerError."""
-
-
-"""By UUID of the GPU, and place of the MIG instance, "" for the GPU itself."""
+        """Returns the present evidence on these holders only. Makes no other queries. Raises AnswerError."""
 
 
 class ExplainingSource(EvidenceSource, Protocol):
     """A source that can explain a single holder."""
 
     def find_holders(self, unit_of: Callable[[Mapping[str, str], str], str]) -> Collection[tuple[HolderName, str]]:
-        """The wanted holders, each with the UUID of its GPU or MIG instance. Raises AnswerError.
+        """Returns the wanted holders, each with the UUID of its GPU or MIG instance. Raises AnswerError.
 
         `unit_of`: takes the labels of an allocation and the host of its exporter. Returns the UUID, or "" if the
         allocation is not wanted.
         """
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
-        """The witnesses that kept these GPUs from being idle. Empty if the source has no past values.
+        """Reads the witnesses that kept these GPUs from being idle. Empty if the source has no past values.
 
         Raises AnswerError.
         """
@@ -250,42 +276,42 @@ class ExplainingSource(EvidenceSource, Protocol):
         """
 
     def read_use(self, name: HolderName, units: Collection[UnitEvidence]) -> UseOfUnits:
-        """The use of these units by a holder, with the causes of their states. Omits units without an answer.
+        """Returns the use of these units by a holder, with the causes of their states. Omits units without an answer.
 
         Raises AnswerError.
         """
 
     def read_gaps(self) -> Sequence[str]:
-        """The data that are missing although exporters are seen, each with the remedy; empty if unknown."""
+        """Lists the data that are missing although exporters report, each with the remedy; empty if unknown."""
 
     def read_last_seen(self, name: HolderName) -> float | None:
-        """Unix seconds at which the holder last held a GPU; None if not in the last day, or if the past is unknown.
+        """Returns when the holder last held a GPU (Unix seconds); None if not in the last day, or if unknown.
 
         Raises AnswerError.
         """
 
 
 def holder_name(labels: Mapping[str, str]) -> HolderName:
-    """The holder in the labels of an allocation series."""
+    """Returns the holder in the labels of an allocation series."""
     if labels.get("scheduler") == "slurm":
         return HolderName("slurm", "", labels.get("job_id", ""))
     return HolderName("kubernetes", labels.get("namespace", ""), labels.get("pod", ""))
 
 
 def obstacle_of(labels: Mapping[str, str]) -> str:
-    """The reason in a series of gpu_allocation_activity_unknown; "" if it is invalid."""
+    """Returns the reason in a series of gpu_allocation_activity_unknown; "" if it is invalid."""
     reason = labels.get("reason", "")
     return reason if OBSTACLE.fullmatch(reason) else ""
 
 
 def cause_of(labels: Mapping[str, str]) -> tuple[PublishedCause, ...]:
-    """The cause in a series of gpu_allocation_cause; empty if it is invalid."""
+    """Returns the cause in a series of gpu_allocation_cause; empty if it is invalid."""
     cause = PublishedCause(labels.get("cause", ""), labels.get("confidence", ""))
     return (cause,) if OBSTACLE.fullmatch(cause.name) and cause.confidence in CONFIDENCES else ()
 
 
 def is_hidden(labels: Mapping[str, str]) -> bool:
-    """Whether an allocation series belongs to a job that Slurm hides: it has no job id, or identity="hidden"."""
+    """Returns whether a series belongs to a job that Slurm hides: it has no job id, or identity="hidden"."""
     return labels.get("identity") == "hidden" or (labels.get("scheduler") == "slurm" and not labels.get("job_id"))
 
 
@@ -338,7 +364,7 @@ class Gathered:
 
 
 def title(name: HolderName, users_id: str = "") -> str:
-    """A holder's name for people: `ml/train-0`, `job 42`, or `job 3010_1 [3013]`, with Slurm's own id in brackets."""
+    """Names a holder for people: `ml/train-0`, `job 42`, or `job 3010_1 [3013]`, with Slurm's own id in brackets."""
     return str(name) if users_id in ("", name.name) else f"job {users_id} [{name.name}]"
 
 
@@ -361,7 +387,7 @@ def _facts(rows: frozenset[tuple[str, ...]]) -> Mapping[str, frozenset[str]]:
 
 
 def refuse_several(clusters: Collection[str], what: str, setting: str = "--source.matcher") -> None:
-    """Raises AnswerError if an answer covers several clusters, because each of them may have a pod with the same name.
+    """Raises AnswerError if an answer covers several clusters, because two clusters may have a pod of the same name.
 
     `clusters`: values of the label, "" for none. `what`: the start of the error, e.g. "the source returned series".
     """
@@ -373,20 +399,21 @@ def refuse_several(clusters: Collection[str], what: str, setting: str = "--sourc
 def refuse_renamed(labels: Iterable[str], where: str) -> None:
     """Raises AnswerError if Prometheus has replaced the exporter's pod labels by its own.
 
-    Then `pod` is the exporter's pod on every series, so all evidence would seem to belong to that one pod.
+    Then `pod` is the exporter's pod on every series, and all evidence would seem to belong to this pod.
     """
-    found = sorted(set(RENAMED_LABELS).intersection(labels))
-    if found:
+    if not RENAMED.isdisjoint(labels):
+        found = sorted(RENAMED.intersection(labels))
         raise AnswerError(
-            f"{where}: the series have {' and '.join(found)}, so their labels pod and namespace name the exporter's "
-            "pod, not the holder. The reconciler makes no decisions: set honorLabels: true in the PodMonitor "
-            "(honor_labels in the scrape configuration), and use a Prometheus that does not override it "
-            "(overrideHonorLabels, enforcedNamespaceLabel)"
+            f"{where}: the series have {' and '.join(found)}, so their labels pod and namespace name the "
+            "exporter's pod, not the holder. The reconciler makes no decisions. Set honorLabels: true in the "
+            "PodMonitor (honor_labels in scrape_configs), and set neither overrideHonorLabels nor "
+            f"enforcedNamespaceLabel in Prometheus{ON_GOOGLE}"
         )
 
 
+ON_GOOGLE = "; on Google's managed Prometheus, use the chart's preset google-managed-prometheus"
 ENFORCED = (
-    "the series gpu_up have the label `namespace`, so this label may also be wrong on the holders' series; nothing is "
-    "decided; drop the label `namespace` of the targets, as alerts/prometheus.example.yaml and the chart's PodMonitor "
-    "do, and use a Prometheus that does not set it (enforcedNamespaceLabel)"
+    "the series gpu_up have the label `namespace`, which may also be wrong on the series of holders. The "
+    "reconciler makes no decisions. Drop the label of the targets (see alerts/prometheus.example.yaml), and "
+    "do not set enforcedNamespaceLabel" + ON_GOOGLE
 )

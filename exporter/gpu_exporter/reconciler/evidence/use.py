@@ -26,7 +26,7 @@ STATUS = "/api/v1/status"
 STATUS_MAX = 4 * 1024 * 1024  # characters; the status of 128 allocations has less than a tenth of that
 TEXT_MAX = 400  # characters
 CAUSES_MAX = 32  # of one allocation: there are fewer rules
-VALUE_MAX = 1e15  # of a number in a sentence: more is no number of a cause, nor are NaN and infinity
+VALUE_MAX = 1e15  # limit of a number in a sentence: no cause has a larger number, NaN or infinity
 PREFIX = "gpu_allocation_"
 # PromQL by name. `{which}` selects the holder's series, `{all}` all of the source's, `{window}` is the time.
 SUMS = {
@@ -40,7 +40,7 @@ SERIES = ("state", "utilization_ratio", "cause", "cause_value")
 
 
 def parse_use(text: str, name: HolderName, uuids: Collection[str]) -> UseOfUnits:
-    """The use of these GPUs and their MIG instances by a holder. Empty if the text is not a valid status."""
+    """Returns the use of these GPUs and their MIG instances by a holder. Empty if the text is not a valid status."""
     found: dict[tuple[str, str], UnitUse] = {}
     if len(text) > STATUS_MAX:  # several are parsed at a time, and parsed JSON takes many times its text
         return {}
@@ -53,7 +53,7 @@ def parse_use(text: str, name: HolderName, uuids: Collection[str]) -> UseOfUnits
             unit = str(allocation["uuid"]), str(allocation["mig"])
             if unit[0] in uuids and holder_name(allocation) == name:
                 found[unit] = _use(allocation)
-        except (LookupError, TypeError, AttributeError):  # one odd allocation costs itself
+        except (LookupError, TypeError, AttributeError):  # an invalid allocation is skipped, the others are not
             continue
     return found
 
@@ -75,8 +75,8 @@ def _cause(values: Mapping[str, Any]) -> PublishedCause:
 
 
 def collect_use(rows: Iterable[VectorRow], sums: Mapping[str, Iterable[VectorRow]], over: str) -> UseOfUnits:
-    """The use of each unit from series. `rows`: the series of SERIES. `sums`: for each of SUMS, one row per unit over
-    the time `over`.
+    """Returns the use of each unit from series. `rows`: the series of SERIES. `sums`: one row per unit for each of
+    SUMS, over the time `over`.
 
     If a unit has two targets, their causes are joined. If the targets contradict each other, the unit has no state.
     """
@@ -115,7 +115,7 @@ def collect_use(rows: Iterable[VectorRow], sums: Mapping[str, Iterable[VectorRow
 
 
 def complete(cause: PublishedCause, values: Mapping[str, float]) -> PublishedCause:
-    """Adds evidence and advice from the table of meanings, with these numbers, to a cause that has only a name."""
+    """Adds to a named cause its evidence and advice from the table of meanings, filled with these numbers."""
     return cause._replace(evidence=describe_cause(cause.name, values), advice=advise(cause.name, values))
 
 

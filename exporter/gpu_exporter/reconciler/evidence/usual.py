@@ -1,4 +1,4 @@
-"""Reads the usual number of GPUs that become idle together at an hour of the day. A usual number is no fault."""
+"""Reads how many GPUs usually become idle together at an hour of the day. Up to this number, they show no fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOURS_MAX = 48  # hours that are remembered; a brake looks back for policy.freez
 
 
 class Usual:
-    """For each hour, reads the data of the previous days only once, because past days no longer change."""
+    """Reads the previous days once for each hour, because they no longer change."""
 
     def __init__(self, read_days: Callable[[float], Sequence[float]], clock: Clock) -> None:
         """`read_days`: takes the start of an hour (Unix seconds). For each known day of the DAYS before, returns the
@@ -33,7 +33,7 @@ class Usual:
         self._failed: dict[float, float] = {}  # by hour, when its query failed (monotonic seconds)
 
     def at(self, wall: float) -> float | None:
-        """The median over the previous days at the hour of `wall` (Unix seconds); None if unknown."""
+        """Returns the median over the previous days at the hour of `wall` (Unix seconds); None if unknown."""
         hour = wall - wall % HOUR_S
         if hour not in self._known and self._clock.monotonic() - self._failed.get(hour, -math.inf) >= AGAIN_S:
             try:
@@ -50,9 +50,9 @@ class Usual:
 
 
 def read_days(api: Asked, hour: float, shortest_s: float) -> list[float]:
-    """The function `read_days` of Usual, for a PromQL API. `shortest_s`: the shortest idle run that counts (seconds).
+    """Reads the days for Usual from a PromQL API. `shortest_s`: the shortest idle run that counts (seconds).
 
-    Counts every idle run in exactly one step of the subquery.
+    Each idle run counts in exactly one step of the subquery.
     """
     run = api.select("gpu_allocation_idle_run_seconds")
     begun = f"count(count by (uuid, mig_uuid) ({run} >= {shortest_s:g} < {shortest_s + TOGETHER_S:g}))"

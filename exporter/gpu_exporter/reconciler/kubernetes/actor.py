@@ -1,9 +1,12 @@
 """Suspends Jobs and similar objects, deactivates Kueue's Workloads, and stops notebooks, each with one patch.
 
-The patch carries the UID and the resourceVersion that were read. So the API server refuses it if the object has changed
-since then: by an owner's wish, by another controller, or by a new object with the same name. The patch sets both the
-field of the action and the annotation `acted`. It is first sent as a dry run, because the definition of a kind may drop
-the field. Then the API server would accept the patch, keep the annotation and change nothing else.
+The patch carries the UID and the resourceVersion that were read. So the API server refuses the patch if the object has
+changed since then: by an owner's wish, by another controller, or by a new object with the same name. A controller may
+write a heartbeat at any moment. So after a refusal, the object is read again, and if nothing relevant has changed, the
+patch is sent with the new resourceVersion.
+
+The patch sets the field of the action and the annotation `acted`. It is first sent as a dry run: if the definition of a
+kind drops the field, the API server would accept the patch and set only the annotation.
 """
 
 from __future__ import annotations
@@ -13,19 +16,22 @@ from typing import Any
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.plain import REASON_MAX, one_line
 from gpu_exporter.reconciler.actor import DONE, GONE, NOT_DONE, Entry
 from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.decision.target import Target
 from gpu_exporter.reconciler.kubernetes.checks import Resources
 from gpu_exporter.reconciler.kubernetes.client.api import Api, Json
 from gpu_exporter.reconciler.kubernetes.events import EventWriter
-from gpu_exporter.reconciler.kubernetes.owners import Owners
+from gpu_exporter.reconciler.kubernetes.owners import Link, Owners
 from gpu_exporter.reconciler.kubernetes.shapes import DEACTIVATE, SHAPES, STOP, SUSPEND
-from gpu_exporter.reconciler.kubernetes.targets import ACTED, SCHEDULER, Lever, TargetReader
+from gpu_exporter.reconciler.kubernetes.targets import ACTED, SCHEDULER, Lever, TargetReader, depends_on
 from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
 
 FIELD_MANAGER = "gpu-exporter-reconciler-actions"
 PATCH = "application/merge-patch+json"
+AGAIN_S = 2.0  # seconds for reading an object again
+PATCHES_MAX = 20  # of one action: an object that is written a hundred times a second refuses about every second patch
 EVENTS = {SUSPEND: "GpuSuspended", DEACTIVATE: "GpuDeactivated", STOP: "GpuStopped"}
 
 
@@ -36,6 +42,7 @@ class PodActor:
 
     def __init__(self, api: Api, policy: Policy, clock: Clock, resources: Resources, instance: str = "") -> None:
         self._api = api
+        self._clock = clock
         self._owners = Owners(api, clock)
         self._reader = TargetReader(api, policy, clock, self._owners, resources)
         self._events = EventWriter(api, instance)
@@ -50,7 +57,7 @@ class PodActor:
         would = self._patch(lever, f"{target.verb} soon", dry_run="All")
         if not _is_set(would, lever.path, lever.value):
             field = ".".join(lever.path)
-            raise Refused("refused", f"the API server drops {field} of {lever.kind}: its definition has no such field")
+            raise Refused("refused", f"the API server drops {field} of {lever.kind}: this kind has no such field")
 
     def open_entry(self, target: Target, ident: str, wall: float) -> Entry:
         """See Actor.open_entry."""
@@ -69,6 +76,19 @@ class PodActor:
         if found is None or found["metadata"]["uid"] != entry.lever.uid:
             return GONE
         return DONE if _is_set(found, *_setting(entry)) else NOT_DONE
+
+    def read_left(self, entry: Entry) -> str:
+        """See Actor.read_left."""
+        for ended in entry.ends:
+            try:
+                metadata = self._api.read_metadata(entry.namespace, ended.name)
+            except MarkError as exc:
+                if exc.result == "replaced":
+                    continue
+                raise
+            if metadata.get("uid") == ended.incarnation:
+                return _describe_left(ended.name, metadata)
+        return ""
 
     def tell(self, entry: Entry, text: str) -> None:
         """See Actor.tell."""
@@ -99,6 +119,29 @@ class PodActor:
                 raise
 
     def _patch(self, lever: Lever, note: str, **options: Any) -> Json:
+        """Patches the lever. Raises MarkError `conflict` if anything has changed on which the action depends."""
+        first = depends_on(lever.found)
+        for left in reversed(range(PATCHES_MAX)):
+            try:
+                return self._patch_once(lever, note, **options)
+            except MarkError as exc:
+                if exc.result != "conflict" or not left:
+                    raise
+                lever = lever._replace(found=self._read_again(lever, exc))
+                if depends_on(lever.found) != first:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _read_again(self, lever: Lever, conflict: MarkError) -> Json:
+        """The present lever, in the form of TargetReader. Raises MarkError, `conflict` if it is gone or unreadable."""
+        group, version, namespace, _, name = lever.place
+        link = Link(f"{group}/{version}", lever.kind, name, lever.reference.uid)
+        found = self._owners.look(namespace, self._clock.monotonic() + AGAIN_S).read(link)
+        if not isinstance(found, dict):
+            raise conflict
+        return found
+
+    def _patch_once(self, lever: Lever, note: str, **options: Any) -> Json:
         metadata = lever.found["metadata"]
         change: Json = {"metadata": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}}
         _set_at(change, ("metadata", "annotations"), {ACTED: note})
@@ -125,6 +168,14 @@ class PodActor:
         if not plural:
             raise MarkError("error", f"{reference.title}: the API server no longer serves this kind")
         return group, version, namespace, plural, name
+
+
+def _describe_left(name: str, metadata: Json) -> str:
+    if not (since := metadata.get("deletionTimestamp")):
+        return f"no controller has deleted pod {name}"
+    finalizers = metadata.get("finalizers")
+    waits = f"; it has the finalizers {finalizers}" if finalizers else ""
+    return one_line(f"pod {name} was to end by {since}, and still exists{waits}", REASON_MAX)
 
 
 def _setting(entry: Entry) -> tuple[tuple[str, ...], Any]:

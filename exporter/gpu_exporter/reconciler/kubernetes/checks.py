@@ -1,14 +1,16 @@
-"""Checks whether a live pod may carry a mark. Pure; uses the pod as the API server sends it."""
+"""Checks whether a live pod may carry a mark. Pure. The pod has the form in which the API server sends it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from gpu_exporter.common.outside import parse_timestamp, quantity, whole
 from gpu_exporter.common.plain import shorten
 from gpu_exporter.reconciler.decision.policy import LABEL, MARKED, Decision
+from gpu_exporter.reconciler.decision.spared import SYSTEM
+from gpu_exporter.reconciler.decision.surroundings import Surroundings
 from gpu_exporter.reconciler.kubernetes.client.keys import MIRROR
 from gpu_exporter.reconciler.kubernetes.client.lean import is_sidecar
 from gpu_exporter.reconciler.marks import PREFIX, Refused
@@ -21,10 +23,10 @@ CRITICAL = ("system-cluster-critical", "system-node-critical")
 
 
 def is_foreign(pod: Mapping[str, Any]) -> bool:
-    """Whether someone else set the mark label on a pod, so that the reconciler ignores it.
+    """Returns whether a pod has the label of a mark that the reconciler did not set.
 
-    The reconciler marks only pods that have started and request devices of a plugin. So the devices of the cluster
-    limit the number of marks, even if a user writes the label on thousands of pods.
+    The reconciler ignores the label unless the pod has started and requests devices of a plugin. So the cluster's
+    devices limit the number of marks, even if a user writes the label on thousands of pods.
     """
     if LABEL not in (pod["metadata"].get("labels") or {}):
         return False
@@ -34,14 +36,14 @@ def is_foreign(pod: Mapping[str, Any]) -> bool:
 
 
 def is_own(metadata: Mapping[str, Any]) -> bool:
-    """Whether metadata has the mark label and annotations of the reconciler."""
+    """Returns whether metadata has the mark label and annotations of the reconciler."""
     annotations, labels = metadata.get("annotations"), metadata.get("labels")
     is_ours = isinstance(annotations, dict) and any(key in OURS for key in annotations)
     return is_ours and isinstance(labels, dict) and LABEL in labels
 
 
 def has_foreign_value(pod: Mapping[str, Any]) -> bool:
-    """Whether the mark label has a value that is not a stage, and the pod has no annotation of the reconciler."""
+    """Returns whether the mark label's value is no stage, and the pod has no annotation of the reconciler."""
     metadata = pod["metadata"]
     stage = (metadata.get("labels") or {}).get(LABEL)
     return (
@@ -49,22 +51,27 @@ def has_foreign_value(pod: Mapping[str, Any]) -> bool:
     )
 
 
-def check_markable(pod: Mapping[str, Any], decision: Decision, wall: float, resources: Resources) -> None:
-    """Raises Refused if a live pod must not carry the mark of this decision at `wall`."""
-    object_to_kind(pod)
+def check_markable(
+    pod: Mapping[str, Any], decision: Decision, wall: float, resources: Resources, system: Collection[str]
+) -> None:
+    """Raises Refused if a live pod must not carry the mark of this decision at `wall`.
+
+    `system`: namespaces whose DaemonSets and critical pods belong to the cluster.
+    """
+    object_to_kind(pod, system, decision.around)
     object_to_identity(pod, decision)
     if has_foreign_value(pod):
-        raise Refused("foreign", f"{LABEL} has a value that the reconciler does not set")
+        raise Refused("foreign", f"{LABEL} has a value that the reconciler never sets")
     asked = gpus_asked(pod["spec"], resources)
     if asked is None:
         raise Refused("gpus", f"cannot parse the number of GPUs in the pod's spec: {odd_limit(pod['spec'], resources)}")
     if pod["spec"].get("resourceClaims"):  # these add GPUs, which the kubelet counts
         if decision.held is None or asked > decision.held:
-            beside = f"the pod asks for {asked} GPUs in addition to its claims"
+            beside = f"the pod requests {asked} GPUs beside its claims"
             raise Refused("gpus", f"{beside}, but the evidence is about {decision.held}")
     elif not decision.holds(asked):
-        hint = "" if asked else "; if its GPUs have a resource of another name, set --attribution.resource"
-        raise Refused("gpus", f"the pod asks for {asked} GPUs, but the evidence is about {decision.held}{hint}")
+        hint = "" if asked else "; if its GPUs are another resource, set --attribution.resource"
+        raise Refused("gpus", f"the pod requests {asked} GPUs, but the evidence is about {decision.held}{hint}")
     object_to_containers(pod, decision.needed_s, wall, resources)
 
 
@@ -81,17 +88,27 @@ def object_to_identity(pod: Mapping[str, Any], decision: Decision) -> None:
         raise Refused("node", f"the pod runs on {node or 'no node'}, but the evidence is from {', '.join(others)}")
 
 
-def object_to_kind(pod: Mapping[str, Any]) -> None:
-    """Raises Refused if a live pod must not carry any mark."""
+def object_to_kind(pod: Mapping[str, Any], system: Collection[str], around: Surroundings | None) -> None:
+    """Raises Refused if a live pod must not carry any mark.
+
+    `system`: namespaces whose DaemonSets and critical pods belong to the cluster, and are not counted as spared. In any
+    other namespace such a pod keeps its GPUs too, but it is counted, because a tenant may have made it to keep GPUs.
+    `around`: None if the controller of the pod was not read; it is then not verified.
+    """
     metadata = pod["metadata"]
     if MIRROR in (metadata.get("annotations") or {}):
-        raise Refused("static", "a static pod belongs to its node")
+        raise Refused("static", "the pod is static, so it belongs to its node")
     if metadata.get("deletionTimestamp"):
         raise Refused("terminating", "the pod is being deleted")
-    if metadata["namespace"] == "kube-system" or pod["spec"].get("priorityClassName") in CRITICAL:
-        raise Refused("critical", "the pod is part of the cluster itself")
-    if any(owner.get("kind") == "DaemonSet" for owner in metadata.get("ownerReferences") or ()):
-        raise Refused("daemonset", "a DaemonSet's pod belongs to its node")
+    namespace, name = metadata["namespace"], pod["spec"].get("priorityClassName")
+    found = [Refused("critical", f"pods of priority class {name} belong to the cluster")] if name in CRITICAL else []
+    if around is not None and around.is_daemon:
+        found.append(Refused("daemonset", "a DaemonSet's pod belongs to its node"))
+    if namespace in system:
+        why = f"policy.system_namespaces names namespace {namespace}"
+        raise Refused(SYSTEM, f"{found[0]}, and {why}") if found else Refused("critical", why)
+    if found:
+        raise found[0]
 
 
 def object_to_containers(pod: Mapping[str, Any], needed_s: float, wall: float, resources: Resources) -> None:
@@ -113,22 +130,22 @@ def object_to_containers(pod: Mapping[str, Any], needed_s: float, wall: float, r
             raise Refused("not_running", f"container {name} does not run")
         started = parse_timestamp(state["startedAt"])
         if started is None or not wall - started >= needed_s:
-            raise Refused("restarted", f"container {name} started at {state['startedAt']}, after the idle time began")
+            raise Refused("restarted", f"container {name} started at {state['startedAt']}, after its GPUs became idle")
 
 
 def gpus_asked(spec: Mapping[str, Any], resources: Resources) -> int | None:
-    """The number of GPUs and MIG instances that all containers of a pod request; None if a limit is invalid."""
+    """Returns the number of GPUs and MIG instances that all containers of a pod request; None if a limit is invalid."""
     counts = [_gpus(container, resources) for container in long_running(spec)]
     return None if None in counts else sum(filter(None, counts))
 
 
 def asks_for_devices(spec: Mapping[str, Any]) -> bool:
-    """Whether a pod requests any resource of a device plugin, or has resource claims."""
+    """Returns whether a pod requests any resource of a device plugin, or has resource claims."""
     return bool(spec.get("resourceClaims")) or any("/" in name for each in long_running(spec) for name in limits(each))
 
 
 def odd_limit(spec: Mapping[str, Any], resources: Resources) -> str:
-    """The first invalid limit of GPUs, in words; "" if all limits are valid."""
+    """Returns the first invalid limit of GPUs, in words; "" if all limits are valid."""
     for container in long_running(spec):
         for name, count in _gpu_limits(container, resources):
             if whole(quantity(count)) is None:
@@ -137,12 +154,11 @@ def odd_limit(spec: Mapping[str, Any], resources: Resources) -> str:
 
 
 def long_running(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The containers, and the init containers that keep running."""
+    """Returns the containers, and the init containers that keep running."""
     return [*spec["containers"], *(each for each in spec.get("initContainers") or () if is_sidecar(each))]
 
 
 def limits(container: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The limits of a container, by resource."""
     found = (container.get("resources") or {}).get("limits") or {}
     return found if isinstance(found, dict) else {}
 

@@ -37,7 +37,7 @@ class EventWriter:
     def record_once(
         self, regarding: Mapping[str, str], wall: float, reason: str, note: str, action: str, ident: str
     ) -> None:
-        """Writes one Event per `ident`, as `record` does: later calls write none. Raises MarkError."""
+        """Like `record`, but writes only one Event for each `ident`: later calls write nothing. Raises MarkError."""
         try:
             self._create(regarding, wall, reason, note, action, ident)
         except MarkError as exc:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from gpu_exporter.reconciler.decision.surroundings import LOOSE
 from gpu_exporter.reconciler.kubernetes.client.keys import (
     GANG_SIGN,
     GROUP_LISTS,
@@ -20,15 +21,11 @@ from gpu_exporter.reconciler.kubernetes.client.keys import (
     names_gang,
 )
 from gpu_exporter.reconciler.kubernetes.client.lean import SPEC_GROUP
-from gpu_exporter.reconciler.kubernetes.owners import Link, pods_above
+from gpu_exporter.reconciler.kubernetes.owners import Link, controller_of, pods_above
 
 Key: TypeAlias = tuple[str, str]
 LISTED = re.compile(r"/([A-Za-z0-9.-]{1,253})")  # the names in one of GROUP_LISTS
 SCHEDULES = frozenset(("CronJob", "ScaledJob", "Node"))  # their runs or pods do not work together
-# Pods below one of these kinds do not wait for each other, and neither do pods below its owner.
-LOOSE = frozenset(
-    ("ReplicaSet", "ReplicationController", "Deployment", "Rollout", "CronJob", "ScaledJob", "DaemonSet", "Node")
-)
 
 
 def group_keys(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> frozenset[Key]:
@@ -43,6 +40,12 @@ def group_keys(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> frozens
             break
         keys.add(("uid", link.uid))
     return frozenset(keys)
+
+
+def is_member(metadata: Mapping[str, Any]) -> bool:
+    """Returns whether a pod's metadata may make it a member of a gang. Raises any exception for malformed metadata."""
+    own = controller_of(metadata)
+    return len(group_keys(metadata, [] if own is None else [own])) > 1  # the first key is its own UID
 
 
 def _named(metadata: Mapping[str, Any]) -> set[Key]:
@@ -76,10 +79,10 @@ def _names(metadata: Mapping[str, Any]) -> list[Key]:
 
 
 def unnamed_gang(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> str:
-    """The label or annotation that shows that a pod belongs to a gang of unknown members; "" for none.
+    """Returns the label or annotation that shows that a pod belongs to a gang of unknown members; "" for none.
 
-    If the pod's own controller is not in LOOSE, that controller defines the gang. The group name of one scheduler does
-    not identify the gang of another scheduler.
+    A sign does not count if the pod's own controller defines the gang (its kind is not in LOOSE), or if the pod has a
+    group name of the same scheduler.
     """
     if any(link.kind not in LOOSE for link in ancestry[:1]) or metadata.get(SPEC_GROUP):
         return ""
@@ -89,7 +92,7 @@ def unnamed_gang(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> str:
 
 
 def gangs(keys: Mapping[str, frozenset[Key]]) -> dict[str, frozenset[str]]:
-    """All pods of each pod's gang, including the pod, by pod. A pod without keys is alone."""
+    """Returns, by pod, all pods of its gang, including the pod itself. A pod without keys is alone."""
     by_key: defaultdict[Key, list[str]] = defaultdict(list)
     for pod, its in keys.items():
         for key in its:

@@ -1,17 +1,16 @@
 """Marks on pods: one label and up to seven annotations, written by merge patch, with an Event that contains the reason.
 
-The pod is read before it is written. The patch carries its UID and resourceVersion. So the API server refuses it if the
-pod was replaced (422, cause metadata.uid) or changed (409) since then. A renewal carries the resourceVersion of the
-list. So it never overwrites a later change by the owner, and the next cycle tries again. A withdrawal carries only the
-UID, so that no change of the pod can delay it.
+A pod is read before it is marked. The patch carries its UID and resourceVersion, so the API server refuses the patch if
+the pod was since replaced (422, cause metadata.uid) or changed (409). A renewal carries the resourceVersion of the
+list, so it never overwrites a later change by the owner; the next cycle tries again. A withdrawal carries only the UID,
+so that no change of the pod can delay it.
 
-On a pod that has started and requests devices, the label belongs to the reconciler. If the annotations of the
-reconciler are missing, the owner has removed them. With evidence, the annotations are restored. Without evidence, the
-label is removed, because its age is unknown. On any other pod the label is foreign: the reconciler only counts it.
+On a pod that has started and requests devices, the label belongs to the reconciler. If an owner has removed the
+reconciler's annotations, the reconciler restores them by evidence; without evidence, it removes the label, because its
+age is unknown. On any other pod, the label is foreign: the reconciler only counts it.
 
 If a site allows it, the reconciler also sets a pod condition with a heartbeat while the label is `underused`, so that
-other tools can require a recent mark. The label remains the mark. It is set and removed before the condition, and never
-waits for it.
+other tools can require a recent mark. The label remains the mark. It is set and removed before the condition.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ from gpu_exporter.common.outside import parse_timestamp
 from gpu_exporter.reconciler.decision.outcomes import ENDED as OVER
 from gpu_exporter.reconciler.decision.outcomes import LOST, RUNS
 from gpu_exporter.reconciler.decision.policy import LABEL, UNDERUSED, Decision
-from gpu_exporter.reconciler.decision.surroundings import Surroundings, Unreadable
+from gpu_exporter.reconciler.decision.surroundings import Incarnation, Surroundings, Unreadable
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.headline import say_cause
+from gpu_exporter.reconciler.kubernetes.around.survey import PodSurveyor
 from gpu_exporter.reconciler.kubernetes.checks import (
     CAUSE,
     EVIDENCE,
@@ -50,8 +50,8 @@ from gpu_exporter.reconciler.kubernetes.client.api import METADATA_LIST, Api, Bu
 from gpu_exporter.reconciler.kubernetes.client.lean import DISRUPTED, ODD_KEY, trim, trim_pod
 from gpu_exporter.reconciler.kubernetes.client.namespace import ENDED
 from gpu_exporter.reconciler.kubernetes.events import EventWriter
+from gpu_exporter.reconciler.kubernetes.living import find_living
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION, condition, event_note
-from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, timestamp
 
 log = logging.getLogger(__name__)
@@ -80,9 +80,10 @@ class PodMarker:
     ) -> None:
         """`resources`: resources whose devices are GPUs, as in --attribution.resource of the exporter.
 
-        `sets_condition`: set a pod condition in addition to the label. This needs `patch` on pods/status.
+        `sets_condition`: sets a pod condition in addition to the label. This needs `patch` on pods/status.
         """
         self._policy = policy
+        self._system = frozenset(policy.system_namespaces.replace(",", " ").split())
         self._sets_condition = sets_condition
         self._clock = clock
         self._surveyor = PodSurveyor(api, policy, clock, resources)
@@ -100,6 +101,9 @@ class PodMarker:
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
         return self._surveyor.survey(names, fresh, wall)
+
+    def find_living(self, holders: Collection[Incarnation]) -> Collection[Incarnation]:
+        return find_living(self.api, self._clock, holders)
 
     def read_fate(self, name: HolderName, incarnation: str) -> str:
         """See Surveyor.read_fate. A pod that ended by itself exists for a while, with a phase that shows its end."""
@@ -124,7 +128,7 @@ class PodMarker:
         listed = self.api.pages(
             self.api.core.list_pod_for_all_namespaces,
             kind="Pod",
-            keep=trim_marked,
+            keep=lambda pod: None if is_foreign(pod) else trim_pod(pod),
             odd=lambda name, reason, why: large.append(name),
             label_selector=LABEL,
             field_selector="status.phase!=Pending",
@@ -156,7 +160,8 @@ class PodMarker:
         """The marks of pods that are pending again, e.g. after a node restart; and the number of other pods with the
         label.
 
-        The list contains only metadata, and stops at its limits, because thousands of pods may not have started.
+        The list contains only metadata, and stops at its limits, because thousands of pods may still be waiting to
+        start.
         """
         marks, others = list[Mark](), 0
         most = Budget(PENDING_MAX, self._clock.monotonic() + PENDING_S, self._clock)
@@ -182,24 +187,27 @@ class PodMarker:
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
         object_to_odd(mark.live)
-        check_markable(mark.live, decision, wall, self.resources)
+        self._check_markable(mark.live, decision, wall)
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
         object_to_odd(mark.live)
-        object_to_kind(mark.live)
+        object_to_kind(mark.live, self._system, decision.around if decision is not None else None)
         if decision is not None and decision.incarnation:
             object_to_identity(mark.live, decision)
         object_to_containers(mark.live, needed_s, wall, self.resources)
 
     def inspect(self, decision: Decision, wall: float) -> None:
-        check_markable(self._read(decision.name), decision, wall, self.resources)
+        self._check_markable(self._read(decision.name), decision, wall)
+
+    def _check_markable(self, pod: Mapping[str, Any], decision: Decision, wall: float) -> None:
+        check_markable(pod, decision, wall, self.resources, self._system)
 
     def label(self, decision: Decision) -> str:
         return f"{LABEL}={decision.stage}"
 
     def write(self, decision: Decision, wall: float) -> str:
         pod = self._read(decision.name)
-        check_markable(pod, decision, wall, self.resources)
+        self._check_markable(pod, decision, wall)
         metadata = pod["metadata"]
         uid = metadata["uid"]
         change = {"labels": {LABEL: decision.stage}, "annotations": annotate(decision, self._policy.help_url)}
@@ -267,7 +275,6 @@ class PodMarker:
                 log.warning(text, name, CONDITION, exc, hint if exc.status == 403 else "")
 
     def _record(self, name: HolderName, uid: str, wall: float, reason: str, note: str) -> None:
-        """Writes an Event on the pod."""
         pod = {"apiVersion": "v1", "kind": "Pod", "namespace": name.namespace, "name": name.name, "uid": uid}
         self._events.record(pod, wall, reason, note)
 
@@ -277,16 +284,10 @@ def object_to_odd(pod: Mapping[str, Any]) -> None:
     if (pod.get("status") or {}).get("phase") == PENDING:
         raise Refused("not_running", "the pod has not started, or is starting again")
     if pod.get(ODD_KEY):
-        raise Refused("odd", "only the metadata of the pod can be read: the rest is malformed or too large")
-
-
-def trim_marked(pod: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Reduces a pod with the mark label to the fields that are used; None if the reconciler did not set the label."""
-    return None if is_foreign(pod) else trim_pod(pod)
+        raise Refused("odd", "the pod is malformed or too large, so only its metadata can be read")
 
 
 def read_mark(pod: Mapping[str, Any]) -> Mark:
-    """The mark on a pod with the mark label."""
     metadata = pod["metadata"]
     return Mark(
         HolderName(PodMarker.scheduler, metadata["namespace"], metadata["name"]),
@@ -304,8 +305,8 @@ def _has_condition(pod: Mapping[str, Any] | None) -> bool:
 
 
 def annotate(decision: Decision, help_url: str = "") -> dict[str, str | None]:
-    """The evidence of a decision as annotations. None removes an earlier annotation. The annotation `owner` names the
-    object on which a user or tool must act to free the GPUs.
+    """Returns the evidence of a decision as annotations; the value None removes an annotation. The annotation `owner`
+    names the object that a user or tool must end to free the GPUs.
 
     `help_url`: the site's page about marks, "" for no page.
     """

@@ -16,22 +16,22 @@ KEEP_S = 4 * 3600.0  # time in the example that shows how to keep the GPUs; at m
 
 
 def event_note(decision: Decision, policy: Policy, wall: float) -> str:
-    """The text of an Event: the reason of the mark, the next step, and the command that keeps the GPUs.
+    """Returns the text of an Event: the reason of the mark, the next step, and the command that keeps the GPUs.
 
     `wall`: the time from which the end time in the command is computed (Unix seconds).
     """
     windows = decision.windows or windows_of(policy)
     if decision.stage == SHARING:
-        may = "A MIG instance or a shared GPU may be enough, if it has enough memory; this is only a hint"
+        may = "This is only a hint: a MIG instance or a shared GPU may be enough, if it has enough memory"
         return f"{decision.reason}. {may}{_help(policy)}"
     if decision.stage == UNDERUSED:
-        comes_next = "From now on other tools may take its GPUs back; work on a GPU ends the mark"
+        comes_next = "From now on, other tools may take its GPUs back. Work on a GPU ends the mark"
     elif decision.is_capped or decision.is_doubtful:
         comes_next = "It stays at this stage"
     elif decision.stage == "partial":
-        comes_next = "It is not marked underused while some of its GPUs work; request fewer GPUs if these are enough"
+        comes_next = "It does not become underused while some of its GPUs work. If these are enough, request fewer GPUs"
     else:
-        comes_next = f"It is marked underused when its GPUs have been idle for {describe_duration(windows.underused_s)}"
+        comes_next = f"It becomes underused when its GPUs have been idle for {describe_duration(windows.underused_s)}"
     cause = say_cause(decision)
     why = f" Likely cause: {cause}." if cause else ""
     return (
@@ -40,14 +40,14 @@ def event_note(decision: Decision, policy: Policy, wall: float) -> str:
 
 
 def keep_command(decision: Decision, policy: Policy, wall: float) -> str:
-    """The command with which an owner keeps the GPUs of a pod for some time."""
+    """Returns the command with which an owner keeps the GPUs of a pod for some time."""
     _, namespace, name = decision.name
     until = timestamp(wall + min(KEEP_S, policy.exempt_max))
     return f"kubectl annotate --overwrite -n {namespace} pod {name} {EXEMPT_UNTIL}={until}"
 
 
 def condition(decision: Decision, wall: float, since_wall: float | None) -> dict[str, Any]:
-    """The pod condition for the label `underused`, as an element of status.conditions.
+    """Returns the pod condition for the label `underused`, as an element of status.conditions.
 
     `wall`: time of the heartbeat (lastProbeTime, Unix seconds). `since_wall`: when the pod became underused (Unix
     seconds); None keeps the time in the existing condition.

@@ -1,8 +1,8 @@
 """Finds the controllers of a pod, from its own controller up to the top, if the API server confirms them.
 
-A user who may write an object can write any owner reference, and the API server does not check it. So a reference
-counts only if its object was read in the same namespace and has the UID of the reference. An object counts as gone only
-if the API server answers 404 and names the object. After any other failure the object counts as unreadable.
+Users can write any owner reference on their objects, and the API server does not check it. So a reference counts only
+if its object was read in the same namespace and has the UID of the reference. An object is gone only if the API server
+answers 404 and names it. After any other failure, it is unreadable.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Link(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """A controller that was read. `wanted`: how many pods it keeps running at once; None if this is not known."""
+    """A controller that was read. `wanted`: how many pods it keeps running at a time; None if this is unknown."""
 
     link: Link
     metadata: Mapping[str, Any]
@@ -88,7 +88,9 @@ class Owner(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """A controller that could not be read. `reason`: one of UNREAD. `why`: in words, with the remedy."""
+    """A controller that could not be read. `reason`: one of UNREAD. `why`: the reason in a sentence, with the
+    remedy.
+    """
 
     link: Link
     reason: str
@@ -103,7 +105,7 @@ class Chain(NamedTuple):
 
 
 def controller_of(metadata: Mapping[str, Any]) -> Link | None:
-    """The reference to the controller of an object; None if it has no controller."""
+    """Returns the reference to the controller of an object; None if it has no controller."""
     for reference in rows_of(metadata, "ownerReferences"):
         if reference.get("controller"):
             return Link(
@@ -113,7 +115,7 @@ def controller_of(metadata: Mapping[str, Any]) -> Link | None:
 
 
 def has_pods_above(metadata: Mapping[str, Any]) -> bool:
-    """Whether an object names a pod as an owner."""
+    """Returns whether an object names a pod as an owner."""
     return any(each.get("kind") == "Pod" for each in rows_of(metadata, "ownerReferences"))
 
 
@@ -133,7 +135,7 @@ class Kinds:
         self._preferred: tuple[float, Mapping[str, str]] | None = None
 
     def known(self, version: str) -> Mapping[str, str] | None:
-        """The resources of a group and version, by kind; None if they were not requested recently."""
+        """Returns the resources of a group and version, by kind; None if they were not requested recently."""
         table = self._tables.get(version)
         return table[1] if table is not None and self._is_fresh(table[0]) else None
 
@@ -154,12 +156,12 @@ class Kinds:
         return table
 
     def plural(self, version: str, kind: str) -> str:
-        """The resource of a kind; "" if the API server does not serve the kind."""
+        """Returns the resource of a kind; "" if the API server does not serve the kind."""
         known = self.known(version)
         return (known if known is not None and kind in known else self.ask(version)).get(kind, "")
 
     def preferred(self, group: str) -> str:
-        """The version of a group that the API server prefers, as group/version; "" if it does not serve the group."""
+        """Returns the preferred version of a group, as group/version; "" if the API server does not serve the group."""
         if self._preferred is None or not self._is_fresh(self._preferred[0]):
             groups = rows_of(self._api.call(self._api.groups.get_api_versions), "groups")
             found = {
@@ -175,13 +177,13 @@ class Kinds:
 
 
 def rows_of(answer: Any, key: str) -> list[Json]:
-    """The JSON objects in a list; other values are skipped."""
+    """Returns the JSON objects in a list; other values are skipped."""
     rows = answer.get(key) if isinstance(answer, dict) else None
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def is_texts(value: Any, *keys: str) -> bool:
-    """Whether a value is an object with a text at each of these keys."""
+    """Returns whether a value is an object with a text at each of these keys."""
     return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in keys)
 
 
@@ -207,8 +209,8 @@ class Owners:
 class OwnerLook:
     """One reading of the owners in one namespace. Reads each owner once, within the limits.
 
-    It keeps the answers, so only the next reading finds a kind that is installed later. `place` raises MarkError for
-    any failed request, the other calls only if the API server is throttling (429).
+    Answers are kept, so only the next reading finds a kind that is installed later. `place` raises MarkError for any
+    failed request; the other calls raise it only if the API server throttles (429).
     """
 
     def __init__(self, api: Api, clock: Clock, kinds: Kinds, namespace: str, parents: Parents, until: float) -> None:
@@ -219,13 +221,15 @@ class OwnerLook:
         self._namespace = namespace
         self._parents = parents
         self._until = until
+        self.unread: Unread | None = None
+        """The first controller that `ancestry` could not read although it may exist."""
         self._read: dict[Link, Json | Unread | None] = {}
         self._tables: dict[str, Mapping[str, str]] = {}  # resources that were asked for in this look
         self._reads_left, self._discoveries_left = READS_MAX, DISCOVERIES_MAX
         self._room = Room(LOOK_MAX, f"all owners of this namespace together are larger than {LOOK_MAX // 2**20} MiB")
 
     def chain(self, metadata: Mapping[str, Any]) -> Chain:
-        """The controllers above an object, as they are now. The chain ends at a controller that is gone."""
+        """Returns the controllers above an object, as they are now. The chain ends at a controller that is gone."""
         owners: list[Owner] = []
         link = controller_of(metadata)
         while link is not None and len(owners) < DEPTH_MAX:
@@ -252,11 +256,14 @@ class OwnerLook:
         while link is not None and len(links) < DEPTH_MAX:
             links.append(link)
             above = self.parent(link)
-            link = None if isinstance(above, Unread) else above
+            if isinstance(above, Unread):
+                self.unread = self.unread or (above if above.reason != KIND else None)
+                break
+            link = above
         return links
 
     def parent(self, link: Link) -> Link | Unread | None:
-        """The reference to the controller of an owner; None if it has no controller, or if the owner is gone."""
+        """Returns the reference to an owner's controller; None without a controller, or if the owner is gone."""
         place = self._namespace, link
         if place in self._parents:
             return self._parents[place]
@@ -268,7 +275,7 @@ class OwnerLook:
         return self._find(link)
 
     def read(self, link: Link) -> Json | Unread | None:
-        """The object of a reference; None if it is gone, or is not in this namespace."""
+        """Returns the object of a reference; None if it is gone, or is not in this namespace."""
         if link not in self._read:
             found = self._ask(link)
             self._read[link] = found
@@ -292,9 +299,9 @@ class OwnerLook:
         return None if isinstance(found, dict) and found["metadata"].get("uid") != link.uid else found
 
     def _fetch(self, link: Link) -> Json | Unread:
-        """Raises MarkError."""
+        """Reads the object of a reference, without its pod templates. Raises MarkError."""
         if not link.is_possible:
-            return Unread(link, KIND, "its owner reference is invalid: such an object cannot exist")
+            return Unread(link, KIND, "its owner reference names an object that cannot exist")
         if link.group:
             place = self._find(link)
             if isinstance(place, Unread):
@@ -304,12 +311,15 @@ class OwnerLook:
         elif (own := self._core().get(link.kind)) is not None:
             function, what = own, (link.name, self._namespace)
         else:
-            return Unread(link, KIND, f"{link.title}: objects of this kind do not control pods")
+            return Unread(link, KIND, f"{link.title}: objects of this kind control no pods")
         if self._reads_left <= 0 or self._clock.monotonic() > self._until:
             return Unread(
                 link,
                 LIMIT,
-                f"{link.title} was not read: per namespace, at most {READS_MAX} owners are read, within a time limit",
+                (
+                    f"{link.title} was not read: the reconciler reads at most {READS_MAX} owners of a "
+                    "namespace, within a time limit"
+                ),
             )
         self._reads_left -= 1
         is_counted = (link.group, link.kind) in COUNTED
@@ -338,7 +348,7 @@ class OwnerLook:
             if link.kind not in table:  # it may have been installed since
                 asked = self._discover(version)
                 if asked is None:
-                    limit = f"the limit of {DISCOVERIES_MAX} groups and versions of owners per namespace"
+                    limit = f"the limit of {DISCOVERIES_MAX} API groups and versions per namespace"
                     return Unread(link, LIMIT, f"{link.title} was not read because of {limit}")
                 table = asked
             if link.kind in table:
@@ -360,7 +370,7 @@ class OwnerLook:
 
 
 def pods_wanted(kind: str, found: Json) -> int | None:
-    """The number of pods that a Job or StatefulSet keeps running at once; None if unspecified, and for other kinds.
+    """Returns how many pods a Job or StatefulSet keeps running at a time; None if unspecified, and for other kinds.
 
     Raises ValueError if the number is invalid, because members may then be missing.
     """

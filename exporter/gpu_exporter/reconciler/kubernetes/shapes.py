@@ -41,11 +41,17 @@ class Shape(NamedTuple):
     """The properties of one kind.
 
     `chains`: the possible kinds between a pod and the object, nearest first; () if the object itself controls pods.
+
     `wants`: the pods that the object keeps running now, by role, given the object and the objects between.
+
     `role`: the role of a pod, given the labels of the pod and of its controller.
+
     `adopts`: whether the object would adopt a pod with these labels and no controller.
-    `shares_name`: the object's controller finds an object between by its name, even if that has another owner.
+
+    `shares_name`: the object's controller finds the objects between by name, even if they have another owner.
+
     `rest`: the path of the field that suspends or stops the object.
+
     `verbs`: the possible actions on the object, from ACTIONS.
     """
 
@@ -65,7 +71,7 @@ class Shape(NamedTuple):
 
 
 def match(chain: Sequence[Link]) -> tuple[Shape, int] | None:
-    """The shape of the highest possible target in a verified chain of controllers, and its position in the chain.
+    """Finds the shape and position of the highest possible target in a verified chain of controllers.
 
     None if there is no such controller. A controller counts only if all kinds below it in the chain fit its shape.
     """
@@ -78,7 +84,7 @@ def match(chain: Sequence[Link]) -> tuple[Shape, int] | None:
 
 
 def one_role(labels: Mapping[str, Any], owner_labels: Mapping[str, Any]) -> str:
-    """The role of each pod, for a kind whose pods are all alike."""
+    """Returns the same role, "", for every pod. For kinds whose pods are all alike."""
     return ""
 
 
@@ -98,7 +104,7 @@ def _jobset_wants(found: Found) -> Wanted:
     wanted: Counter[str] = Counter()
     there: Counter[str] = Counter()
     for job in found.between.values():
-        count, role = _job_wants(Found(job, {})), _replicated(job)
+        count, role = _job_wants(Found(job, {})), _jobset_role({}, job["metadata"].get("labels") or {})
         if count is None:
             return None
         there[role] += 1
@@ -113,10 +119,6 @@ def _jobset_wants(found: Found) -> Wanted:
             return None
         wanted[role] += max(0, replicas - done - there[role]) * pods[""]
     return wanted
-
-
-def _replicated(owner: Json) -> str:
-    return str((owner["metadata"].get("labels") or {}).get(REPLICATED_JOB, ""))
 
 
 def _replicas_of(field: str) -> Callable[[Found], Wanted]:
@@ -159,7 +161,7 @@ def _by_job_name(labels: Mapping[str, Any], found: Found) -> bool:
 
 
 def selects(selector: Any, labels: Mapping[str, Any]) -> bool:
-    """Whether a LabelSelector of the API selects these labels. A missing or empty selector selects nothing.
+    """Returns whether a LabelSelector of the API selects these labels. A missing or empty selector selects nothing.
 
     To be safe, a rule with an unknown operator is treated as matching.
     """

@@ -1,7 +1,7 @@
 """Reads the target of an action, and all pods that the action would end, from one list of the pods in its namespace.
 
-A pod is a member if its chain of controllers was read and fits the shape of the target's kind. A pod is no member if
-its controller's kind is not part of the shape. Then the action does not end the pod, and its controllers are not read.
+A pod is a member if its chain of controllers was read and fits the shape of the target's kind. A pod whose controller's
+kind is not in the shape is no member: the action does not end it, and its controllers are not read.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from gpu_exporter.common.outside import parse_timestamp
 from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.decision.target import Part, Skipped, Target
 from gpu_exporter.reconciler.evidence.records import HolderName
+from gpu_exporter.reconciler.kubernetes.around.optouts import Place, read_wish
 from gpu_exporter.reconciler.kubernetes.checks import Resources
 from gpu_exporter.reconciler.kubernetes.client.api import Api, Budget, Json, OddAnswer
 from gpu_exporter.reconciler.kubernetes.client.keys import QUEUE, STOPPED
-from gpu_exporter.reconciler.kubernetes.client.lean import trim, trim_controller, weigh
+from gpu_exporter.reconciler.kubernetes.client.lean import is_read, trim, trim_controller, weigh
 from gpu_exporter.reconciler.kubernetes.client.namespace import (
     ALIVE,
     LARGE_MAX,
@@ -30,7 +31,6 @@ from gpu_exporter.reconciler.kubernetes.client.namespace import (
     view_pod,
 )
 from gpu_exporter.reconciler.kubernetes.gangs import Key, group_keys
-from gpu_exporter.reconciler.kubernetes.optouts import Place, read_wish
 from gpu_exporter.reconciler.kubernetes.owners import (
     Link,
     OwnerLook,
@@ -48,10 +48,11 @@ from gpu_exporter.reconciler.kubernetes.shapes import (
     Shape,
     Wanted,
 )
-from gpu_exporter.reconciler.marks import PREFIX, MarkError, Refused
+from gpu_exporter.reconciler.marks import EXEMPT_UNTIL, PREFIX, MarkError, Refused
 
 SCHEDULER = "kubernetes"
 ACTED = PREFIX + "acted"
+MANAGED = "managedFields"
 WORKLOAD_OF = "kueue.x-k8s.io/job-uid"  # label of Kueue's Workload: the UID of the object that it was created for
 KUEUE, WORKLOADS = "kueue.x-k8s.io", "workloads.kueue.x-k8s.io"
 NOT_DEACTIVATED = "Kueue manages it, and actions.kinds does not list deactivate"
@@ -194,7 +195,7 @@ class TargetReader:
     def _large_pods(
         self, namespace: str, left_out: dict[str, tuple[str, str]]
     ) -> Iterator[tuple[Link | None, PodView]]:
-        """The metadata of pods that are malformed or too large. Each pod that it yields is removed from `left_out`."""
+        """Yields the metadata of pods that are malformed or too large. Removes each yielded pod from `left_out`."""
         for name, (reason, why) in list(left_out.items())[:LARGE_MAX]:
             if name:
                 try:
@@ -229,7 +230,9 @@ class TargetReader:
         if () in shape.chains:
             members += [(found, pod) for pod in pods.own]
         else:
-            strangers += [f"{_name(pod)} belongs to it in a way that is not supported" for pod in pods.own]
+            strangers += [
+                f"{_name(pod)} belongs to the target in a way that the reconciler does not support" for pod in pods.own
+            ]
         for owner, below in sorted(pods.below.items()):
             parent = look.parent(owner)
             if isinstance(parent, Unread):
@@ -259,9 +262,10 @@ class TargetReader:
                 continue
             chain = look.chain(pod.metadata)
             if chain.unread is not None:
-                unread.append(f"{_name(pod)}, which names the same group: {chain.unread.why}")
+                why = f"and the controllers of this pod are unknown: {chain.unread.why}"
+                unread.append(f"{_name(pod)} names the same group as a member, {why}")
             elif any(owner.link.uid == link.uid for owner in chain.owners):
-                strangers.append(f"{_name(pod)} is below it in a way that is not supported")
+                strangers.append(f"{_name(pod)} belongs to the target in a way that the reconciler does not support")
         return members, between, strangers, unread
 
     def _part(self, pod: PodView, shape: Shape, owner: Json, namespace: str, idle_s: float, wall: float) -> Part:
@@ -277,12 +281,13 @@ class TargetReader:
             own.labelled_class,
             _wish_text(why, wish.idle_after_s, idle_s),
             parse_timestamp(pod.start) or wall,
+            pod.grace_s,
         )
 
     def _lever(
         self, look: OwnerLook, link: Link, shape: Shape, found: Json, verbs: Sequence[str]
     ) -> tuple[Lever | None, Skipped | None]:
-        """The object to patch, or why it cannot be patched."""
+        """Returns the object to patch, or the reason why it cannot be patched."""
         place = look.place(link)
         if isinstance(place, Unread):
             return None, Skipped("unread", place.why)
@@ -314,7 +319,7 @@ class TargetReader:
         if DEACTIVATE not in verbs:  # Kueue can manage an object without the label too, and would resume it
             return None, Skipped("kind", NOT_DEACTIVATED)
         if len(workloads) != 1:
-            which = "it is unknown which of them holds the quota"
+            which = "it is unknown which Workload has the quota"
             return None, Skipped("kueue", f"Kueue has {len(workloads)} Workloads for it, and {which}")
         (workload,) = workloads
         name = str(workload["metadata"]["name"])
@@ -340,6 +345,36 @@ class TargetReader:
         return found
 
 
+def depends_on(found: Json) -> Json:
+    """Returns the parts of a trimmed object on which an action depends. Other parts, such as a heartbeat, may change
+    before it.
+
+    The parts: the identity, owners, labels, annotations and spec, and from the status the counts of pods and the
+    conditions.
+    """
+    metadata, status = found["metadata"], found.get("status") or {}
+    labels = {key: value for key, value in (metadata.get("labels") or {}).items() if is_read(key)}
+    # A wish is as old as the last write of its annotation, so its owner may have renewed it without any other change.
+    skipped = (
+        {"resourceVersion"} if EXEMPT_UNTIL in (metadata.get("annotations") or {}) else {"resourceVersion", MANAGED}
+    )
+    conditions = status.get("conditions")
+    rows = [row for row in conditions if isinstance(row, dict)] if isinstance(conditions, list) else []
+    return {
+        "metadata": {key: value for key, value in metadata.items() if key not in skipped} | {"labels": labels},
+        "spec": found.get("spec"),
+        "counts": _counts({key: value for key, value in status.items() if key != "conditions"}),
+        "conditions": sorted((str(row.get("type")), str(row.get("status"))) for row in rows),
+    }
+
+
+def _counts(value: Any) -> Any:
+    """A part of a status without its texts, which may contain the time of a heartbeat."""
+    if isinstance(value, dict):
+        return {key: _counts(each) for key, each in value.items() if not isinstance(each, str)}
+    return [_counts(each) for each in value if not isinstance(each, str)] if isinstance(value, list) else value
+
+
 def _below_pods(members: Sequence[PodView], dependents: Sequence[tuple[PodView, frozenset[str]]]) -> list[str]:
     """The pods that the garbage collector deletes after the members, because one of their owners is a pod that ends."""
     ending = {str(pod.metadata["uid"]) for pod in members}
@@ -347,7 +382,7 @@ def _below_pods(members: Sequence[PodView], dependents: Sequence[tuple[PodView, 
     left = [(pod, above) for pod, above in dependents if str(pod.metadata["uid"]) not in own]
     while below := [pod for pod, above in left if not ending.isdisjoint(above)]:
         ending.update(str(pod.metadata["uid"]) for pod in below)
-        found += [f"{_name(pod)} ends with a pod of the target, which it names as its owner" for pod in below]
+        found += [f"{_name(pod)} has a pod of the target as its owner, and would end with it" for pod in below]
         left = [(pod, above) for pod, above in left if str(pod.metadata["uid"]) not in ending]
     return found
 

@@ -10,6 +10,7 @@ from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.config.defaults import Policy, Settings
 from gpu_exporter.common.promql.client import Client
 from gpu_exporter.reconciler.actions.acts import Acts
+from gpu_exporter.reconciler.actions.ends import Ends
 from gpu_exporter.reconciler.actions.gates import Gates
 from gpu_exporter.reconciler.actions.journal import Journal
 from gpu_exporter.reconciler.actions.proofs import Proofs
@@ -50,7 +51,7 @@ def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, k
             ("--alertmanager.url, to check that owners were alerted", places.alertmanager is not None),
             ("--audit.file, to record what was done and why", has_audit or actions.mode != ACT),
             (
-                "--kubernetes.lease or --state.directory, to keep decisions and actions over restarts",
+                "--kubernetes.lease or --state.directory, to keep decisions and actions across restarts",
                 keeps_texts,
             ),
         )
@@ -67,7 +68,7 @@ def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, k
 class ActionPlan(NamedTuple):
     """The plan for actions on underused holders, from settings and flags.
 
-    `clients`: for the PromQL API and for Alertmanager. `texts`: the place of the journal, which mode act needs.
+    `clients`: one for the PromQL API and one for Alertmanager. `texts`: the place of the journal, which mode act needs.
     """
 
     settings: Settings
@@ -84,11 +85,11 @@ class ActionPlan(NamedTuple):
         audit: AuditLog | None,
         may_write: Callable[[], bool],
     ) -> ActionRunner | None:
-        """The runner of the actions; None in mode none. `may_write`: whether this process may write now. Raises
+        """Builds the runner of the actions; None in mode none. `may_write`: whether this process may write now. Raises
         MarkError.
         """
         actions, policy, places = self.settings.actions, self.settings.policy, self.places
-        if actions.mode == NONE or places.prometheus is None or places.alertmanager is None:  # as check_actions says
+        if actions.mode == NONE or places.prometheus is None or places.alertmanager is None:  # see check_actions
             return None
         actors = {marker.scheduler: _actor(marker, policy) for marker in markers}
         interval_s = self.settings.alerts.interval
@@ -98,7 +99,9 @@ class ActionPlan(NamedTuple):
         telemetry.note_actions(allowed_kinds(actions.kinds))
         acts = None
         if actions.mode == ACT and self.texts is not None:
-            acts = Acts(Journal(self.texts), actors, record, audit, telemetry, SYSTEM_CLOCK)
+            ends = Ends(actors, proofs)
+            journal = Journal(self.texts)
+            acts = Acts(journal, actors, ends, record, audit, telemetry, SYSTEM_CLOCK, actions.grace_max)
         host = HostLimits(policy.host_busy_ratio, policy.host_busy_io)
         parts = Parts(
             proofs,

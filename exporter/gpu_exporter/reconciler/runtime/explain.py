@@ -25,7 +25,7 @@ from gpu_exporter.reconciler.preview import Preview
 from gpu_exporter.reconciler.report import decisions_json, explain, format_time
 
 NO_ACTIONS = Actions()
-SHOWN_MAX = 8  # holders among which one has to be named
+SHOWN_MAX = 8  # holders that a text lists, so that the user can name one of them
 
 
 class ExplainRequest(NamedTuple):
@@ -67,20 +67,23 @@ def explain_once(
         names = [asked] if isinstance(asked, HolderName) else []
         if isinstance(asked, Wanted):
             found = source.find_holders(asked.unit)
-            found = [each for each in found if each[1] == asked.uuid] or found  # a UUID may begin as another one
+            found = [each for each in found if each[1] == asked.uuid] or found  # one UUID may be a prefix of another
             names = list(dict.fromkeys(name for name, _ in found))
             if len(names if asked.pod else {unit for _, unit in found}) > 1:
                 several = ", ".join(f"{name} on {unit}" for name, unit in list(found)[:SHOWN_MAX])
                 complain(f"{holder}: several holders match, so name one: {several}")
                 return Exit.USAGE
         find = preview.surveyor if preview is not None else lambda _scheduler: None
-        evidence, decisions, problems, *_ = Judge(source, find, book, clock, pauses).judge(names)
+        evidence, decisions, problems, frozen, *_ = Judge(source, find, book, pauses).judge(names)
     except AnswerError as exc:
         failed = "cannot ask" if isinstance(exc, FetchError) else f"cannot explain {holder}:"
         complain(f"explain: {failed} {exc}")
         return Exit.NO_DATA
     for problem in problems:
         complain(f"the evidence is incomplete: {problem}")
+    why_frozen = [freeze.names or {} for freeze in frozen.values()]
+    for why in dict.fromkeys(whys[name] for whys in why_frozen for name in names if name in whys):
+        complain(f"frozen: {why}")
     if isinstance(asked, HolderName):
         chosen = [decision for decision in decisions if decision.is_named(holder, asked)]
     else:
@@ -90,7 +93,8 @@ def explain_once(
         seen = f"in the evidence of {format_time(clock.wall())}" if preview is None else "in the evidence"
         has = f"{seen}, which has {evidence.allocations} allocations"
         complain(
-            f"{holder}: no such holder {has}; {_say_last_seen(source, names) or _say_nearest(source, holder)}{FORMS}"
+            f"{holder}: there is no such holder {has}; "
+            f"{_say_last_seen(source, names) or _say_nearest(source, holder)}{FORMS}"
         )
         _say_gaps(source)
         return Exit.USAGE
@@ -123,7 +127,10 @@ def _say_last_seen(source: ExplainingSource, names: Sequence[HolderName]) -> str
         last = source.read_last_seen(names[0]) if names else None
     except AnswerError:
         return ""
-    return "" if last is None else f"it last held a GPU at {format_time(last)}: --at={utc(last):%Y-%m-%dT%H:%M:%SZ}; "
+    if last is None:
+        return ""
+    at = f"it last held a GPU at {format_time(last)}: --at={utc(last):%Y-%m-%dT%H:%M:%SZ}"
+    return f"{at}; for a report of all its time: gpu-exporter job {str(names[0]).removeprefix('job ')}; "
 
 
 def _say_nearest(source: ExplainingSource, holder: str) -> str:
@@ -159,7 +166,7 @@ def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivi
 
 
 def _read_use(source: ExplainingSource, decision: Decision, policy: Policy) -> UseOfUnits:
-    """The holder's use of its units. Omits units whose last sample is old, since their node may be silent now."""
+    """The holder's use of its units. Omits units whose last sample is old, because their node may be silent now."""
     try:
         found = source.read_use(decision.name, decision.units)
     except AnswerError as exc:
@@ -170,7 +177,7 @@ def _read_use(source: ExplainingSource, decision: Decision, policy: Policy) -> U
 
 
 def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, float]:
-    """The GPUs that others wait for, by pool. Queried only for a holder that uses its GPUs badly."""
+    """The GPUs that others wait for, by pool. Queried only for a holder that uses its GPUs poorly."""
     if decision.stage not in LABELLED and not any(unit.causes for unit in decision.units):
         return {}
     try:
@@ -181,5 +188,5 @@ def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, 
 
 
 def complain(text: str) -> None:
-    """Prints to standard error what is missing from the output."""
+    """Prints a problem, such as missing evidence, to standard error."""
     print(f"gpu-exporter: {one_line(text)}", file=sys.stderr)  # noqa: T201

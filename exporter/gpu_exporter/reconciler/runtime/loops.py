@@ -49,7 +49,7 @@ def reconcile_once(
 ) -> int:
     """Runs one cycle that writes nothing. Returns the exit code."""
     try:
-        evidence, decisions, problems, *_ = Judge(source, preview.surveyor, book, SYSTEM_CLOCK, pauses).judge()
+        evidence, decisions, problems, *_ = Judge(source, preview.surveyor, book, pauses).judge()
     except AnswerError as exc:
         complain(f"the reconciler made no decisions: {exc}")
         return Exit.NO_DATA
@@ -77,8 +77,8 @@ class Reconciler(NamedTuple):
 class Writing(NamedTuple):
     """The parts that write decisions.
 
-    `lease`: of several reconcilers, only the holder of this Lease writes. `actions`: the plan for actions on underused
-    holders.
+    `lease`: only the reconciler that holds this Lease writes; None if there is only one reconciler. `actions`: the plan
+    for actions on underused holders.
     """
 
     markers: Sequence[Marker]
@@ -107,11 +107,11 @@ def _cycle_until_signal(
 
 
 def apply_forever(parts: Reconciler, writing: Writing) -> int:
-    """Runs cycles that write until a signal. With a Lease, writes only while this process holds it."""
+    """Runs cycles that write, until a signal arrives. With a Lease, writes only while this process holds it."""
     lease, telemetry, record = writing.lease, parts.telemetry, parts.record
     stop, may_write = stop_on_signal(), lease.may_write if lease is not None else lambda: True
     pauses = parts.pauses if lease is None else [*parts.pauses, lease]
-    judge = judge_of(parts.source, writing.markers, parts.book, SYSTEM_CLOCK, pauses, record)
+    judge = judge_of(parts.source, writing.markers, parts.book, pauses, record)
     actions = writing.actions.build(writing.markers, judge, record, telemetry, writing.audit, may_write)
     cycle = ReconcileCycle(
         judge,
@@ -141,9 +141,9 @@ def apply_once(
 ) -> int:
     """Runs one cycle that writes. Returns the exit code.
 
-    Marks without evidence are removed at once, because a single cycle cannot wait for evidence.
+    Marks without evidence are removed immediately, because a single cycle cannot wait for evidence.
     """
-    judge = judge_of(source, markers, book, SYSTEM_CLOCK, pauses)
+    judge = judge_of(source, markers, book, pauses)
     cycle = ReconcileCycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, CycleHooks(audit=audit), once=True)
     return Exit.PARTIAL if ApplyRuns(cycle, telemetry, SYSTEM_CLOCK).run() else Exit.DONE
 
@@ -156,7 +156,7 @@ def remove_all(
     patience_s: float = PATIENCE_S,
     form: str = "table",
 ) -> int:
-    """Prints every mark, as JSON if `form` is json. With `apply`, also withdraw the marks. Returns the exit code.
+    """Prints every mark, as JSON if `form` is json. With `apply`, also withdraws the marks. Returns the exit code.
 
     With a Lease, writes only while this process holds it, because a reconciler that is about to end could set a mark
     again. Raises MarkError if the marks cannot be listed, or if the Lease is not free within `patience_s`.
@@ -168,7 +168,7 @@ def remove_all(
         if lease is not None:
             lease.keep(stop)
             if not lease.wait(FIRST_LOOK_S):
-                complain(f"waits for the Lease, at most {patience_s:.0f} s: {lease.describe()}")
+                complain(f"waiting at most {patience_s:.0f} s for the Lease: {lease.describe()}")
                 if not lease.wait(patience_s):
                     hint = "; stop that reconciler first, or run it without --apply"
                     raise MarkError("fenced", f"no mark was removed: {lease.describe()}{hint}")
@@ -185,8 +185,8 @@ def remove_all(
 
 
 def reconcile_forever(parts: Reconciler, preview: Preview) -> int:
-    """Runs dry-run cycles until a signal. Log each change of the marks that --apply would write or refuse."""
-    judge = Judge(parts.source, preview.surveyor, parts.book, SYSTEM_CLOCK, parts.pauses, parts.record)
+    """Runs dry-run cycles until a signal. Logs each change of the marks that --apply would write or refuse."""
+    judge = Judge(parts.source, preview.surveyor, parts.book, parts.pauses, parts.record)
     dry = DryRun(judge, parts.book.site, parts.telemetry, preview, SYSTEM_CLOCK)
     _cycle_until_signal(dry.run, dry.task, parts, stop_on_signal())
     return 0

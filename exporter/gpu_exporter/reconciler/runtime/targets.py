@@ -12,6 +12,7 @@ from gpu_exporter.common.config.defaults import Alerts, Policy
 from gpu_exporter.common.promql.absence import Absence, FindMonitors
 from gpu_exporter.common.promql.client import Client
 from gpu_exporter.common.vendor import gpu_resources
+from gpu_exporter.reconciler.decision.policy import HOST_HOLD_S
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.evidence.pause_expression import Pauses
@@ -39,20 +40,22 @@ def build_source(
     find_monitors: FindMonitors | None = None,
 ) -> ExplainingSource:
     """Builds the source of evidence: the PromQL API if its address is given, otherwise the exporters. `at`: a past time
-    (Unix seconds). `find_monitors`: as explain_absence. Raises ValueError.
+    (Unix seconds). `find_monitors`: called if Prometheus has no target; None without a cluster. Raises ValueError.
     """
     if (prometheus is not None) == bool(exporters):
-        raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
+        raise ValueError("give either --source.prometheus or --source.exporter")
+    site = book.site
+    kept_s = max(HOST_HOLD_S, site.host_delay_max - book.loosest.underused_after)
+    host = HostLimits(site.host_busy_ratio, site.host_busy_io, kept_s) if site.host_delay_max else None
     if prometheus is not None:
         clock = SYSTEM_CLOCK if at is None else ManualClock(wall=at)
-        site = book.site
         options = PromQLOptions(
             prometheus,
             book.loosest.candidate_after,
             site.underused_after,
             matcher,
             asks_models=book.asks_models,
-            host=HostLimits(site.host_busy_ratio, site.host_busy_io) if site.host_delay_max else None,
+            host=host,
             at=at,
         )
         peaks = Peaks(site.sharing_below, site.sharing_window, clock) if at is None else None
@@ -61,15 +64,14 @@ def build_source(
         raise ValueError("--at needs --source.prometheus: an exporter keeps no past values")
     if book.site.pause_when:
         raise ValueError("policy.pause_when is PromQL: it needs --source.prometheus")
-    return ExporterSource(exporters, book.site.underused_after, SYSTEM_CLOCK, client)
+    return ExporterSource(exporters, site.underused_after, SYSTEM_CLOCK, client, host=host)
 
 
 class Targets(NamedTuple):
-    """Where pods and jobs are read and marked. None means: use Kubernetes or Slurm if it is found here.
+    """The schedulers whose pods and jobs are read and marked. None: use Kubernetes or Slurm if this host has it.
 
-    `resources`: regular expressions for additional pod resources whose devices are GPUs.
-    `condition`: whether pods get a condition in addition to their label.
-    `field`: the field of a job that contains marks, as --slurm.field.
+    `resources`: regular expressions for additional pod resources whose devices are GPUs. `condition`: whether pods get
+    a condition in addition to their label. `field`: the field of a job that contains marks, as --slurm.field.
     """
 
     kubernetes: bool | None = None
@@ -81,7 +83,7 @@ class Targets(NamedTuple):
 
 
 def explain_monitors(targets: Targets) -> Absence | None:
-    """The finding in the cluster's PodMonitors; None without a cluster, or if they cannot be read."""
+    """Explains missing series from the cluster's PodMonitors. None without a cluster, or if they cannot be read."""
     if targets.kubernetes is False:
         return None
     try:
@@ -96,7 +98,9 @@ def explain_monitors(targets: Targets) -> Absence | None:
 
 
 def find_makers(policy: Policy, targets: Targets) -> dict[str, Callable[[], Marker]]:
-    """By scheduler, the function that makes its marker. Raises ValueError if a requested marker is not available."""
+    """Returns, by scheduler, the function that makes its marker. Raises ValueError if a requested marker is not
+    available.
+    """
     known = gpu_resources(targets.resources)
     makers: dict[str, Callable[[], Marker]] = {}
     if targets.kubernetes is not False:
@@ -118,7 +122,7 @@ def find_makers(policy: Policy, targets: Targets) -> dict[str, Callable[[], Mark
 
 
 def build_markers(policy: Policy, targets: Targets) -> list[Marker]:
-    """The markers that write. Raises ValueError if no scheduler is found, and MarkError."""
+    """Builds the markers that write. Raises ValueError if no scheduler is found, and MarkError."""
     markers = [make() for make in find_makers(policy, targets).values()]
     if not markers:
         raise ValueError(
@@ -129,7 +133,7 @@ def build_markers(policy: Policy, targets: Targets) -> list[Marker]:
 
 
 def build_preview(policy: Policy, targets: Targets) -> Preview:
-    """The preview for a dry run, with all available markers. It only reads.
+    """Builds the preview for a dry run, with all available markers. It only reads.
 
     Raises ValueError and MarkError if a requested scheduler is not available.
     """
@@ -139,21 +143,21 @@ def build_preview(policy: Policy, targets: Targets) -> Preview:
 
 
 def build_demand(slurm: bool | None, alerts: Alerts) -> SlurmDemand | None:
-    """The reader of pending jobs; None without Slurm."""
+    """Builds the reader of pending jobs; None without Slurm."""
     if not (slurm or (slurm is None and JobMarker.is_present())):
         return None
     return SlurmDemand(run_slurm, alerts.demand_pod_max, alerts.demand_tenant_max)
 
 
 def build_lease(kubeconfig: str, place: str) -> Lease:
-    """The Lease at NAMESPACE/NAME. Needs the kubernetes client. Raises ValueError, MarkError."""
+    """Opens the Lease at NAMESPACE/NAME. Needs the kubernetes client. Raises ValueError, MarkError."""
     from gpu_exporter.reconciler.kubernetes.client.lease import open_lease
 
     return open_lease(kubeconfig, place, SYSTEM_CLOCK)
 
 
 def build_record_place(kubeconfig: str, lease: str, directory: Path | None) -> TextPlace | None:
-    """The place where the record of decisions survives a restart; None without a directory and a Lease.
+    """Builds the place where the record of decisions survives a restart; None without a directory and a Lease.
 
     The place is a directory, or else a second Lease beside the Lease at NAMESPACE/NAME. Raises ValueError, OSError,
     MarkError.
@@ -168,7 +172,7 @@ def build_record_place(kubeconfig: str, lease: str, directory: Path | None) -> T
 
 
 def build_pause(kubeconfig: str, lease: str, path: Path | None) -> PausePlace:
-    """The place of a pause: a file, or a Lease at NAMESPACE/NAME.
+    """Builds the place of a pause: a file, or a Lease at NAMESPACE/NAME.
 
     Raises ValueError and MarkError, and ModuleNotFoundError without the kubernetes client.
     """

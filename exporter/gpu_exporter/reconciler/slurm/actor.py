@@ -1,15 +1,14 @@
 """Requeues jobs whose owners allow it. Cancels other jobs if the site allows that.
 
-`scontrol requeue` and `scancel` take the id of a job, but cannot select one run of the job. So the job is read right
-before the command. A note about the action is first written into the job's mark, and read back. If the process ends
-before the command, the note remains, and no second command is given while the mark remains.
+`scontrol requeue` and `scancel` take the id of a job, and cannot select one run of the job. So the job is read right
+before the command. A note about the action is first written into the job's mark, and read back. After a crash, the note
+remains, and prevents a second command.
 
 A heterogeneous job is one target: either command ends all of its components.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 from gpu_exporter.common.config.defaults import Policy
@@ -22,11 +21,15 @@ from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Refused, timestamp
 from gpu_exporter.reconciler.slurm.live import LiveJob
 from gpu_exporter.reconciler.slurm.marker import JobMarker, acted_on, add_note, object_to_job, run_slurm
-from gpu_exporter.reconciler.slurm.survey import CANCEL, REQUEUE, SCHEDULER, describe
-
-# In a job's Comment: its script can be restarted, from its beginning or from a checkpoint.
-REQUEUE_OK = re.compile(r"(?:^|[\s;,|])gpu-requeue-ok(?=$|[\s;,|])")
-REQUEUES_MAX = 1  # restarts of one job by any cause: a job that stages data for longer than the windows would never end
+from gpu_exporter.reconciler.slurm.survey import (
+    CANCEL,
+    REQUEUE,
+    SCHEDULER,
+    describe,
+    find_dependent,
+    may_requeue,
+    why_not_again,
+)
 
 
 class JobActor:
@@ -53,7 +56,7 @@ class JobActor:
             verb,
             tuple(self._part(job, jobs, idle_s) for job in components),
             {},
-            above=_dependent(components, jobs) if verb == CANCEL else "",
+            above=find_dependent(components, jobs) if verb == CANCEL else "",
             note=next((note for job in components if (note := acted_on(job))), ""),
             obstacle=_unmarked([job for job in components if _holds_gpus(job)]) or _obstacle(components, verb),
             undo=undo,
@@ -83,7 +86,7 @@ class JobActor:
         if any(acted_on(job) != entry.note for job in again if _holds_gpus(job)):
             raise Refused(
                 "changed",
-                "the note about the action was written but cannot be read back from the job, so the action is not done",
+                "the reconciler wrote a note about the action to the job, but cannot read it back, so it does not act",
             )
         first = now[0]
         if target.verb == REQUEUE:
@@ -104,14 +107,24 @@ class JobActor:
             return DONE if entry.verb == CANCEL and "CANCELLED" in job.words else GONE
         return NOT_DONE if job.runs and acted_on(job) != entry.note else UNCLEAR
 
+    def read_left(self, entry: Entry) -> str:
+        """See Actor.read_left. A job that is COMPLETING still has its GPUs, also if it was requeued."""
+        for ended in entry.ends:
+            try:
+                job = self._marker.read(ended.name, ended=True)
+            except Refused:
+                continue
+            is_this_run = job.incarnation == ended.incarnation and not job.has_ended
+            if is_this_run or "COMPLETING" in job.words:
+                return f"job {job.target} is {job.state}"
+        return ""
+
     def tell(self, entry: Entry, text: str) -> None:
         """See Actor.tell. There is nothing to do, because the mark contains the note, and sacct shows the mark."""
 
     def _verb(self, components: Sequence[LiveJob], verbs: Sequence[str]) -> tuple[str, str]:
-        """The action, and in words how the job can run again."""
-        (job, *others) = components
-        asked = job.is_batch and job.may_requeue and REQUEUE_OK.search(job.comment) is not None
-        if asked and not others and REQUEUE in verbs:
+        """Returns the action, and a text about how the job can run again."""
+        if REQUEUE in verbs and may_requeue(components):
             return REQUEUE, "Slurm starts it again by itself"
         return CANCEL, "its owner has to submit it again"
 
@@ -121,7 +134,8 @@ class JobActor:
         units = job.gpus if job.gpus is not None or job.asks else 0
         waits = "" if job.runs else f"is {job.state}"
         name = HolderName(SCHEDULER, "", job.job_id)
-        return Part(name, job.incarnation, units, waits=waits, wish=keep or around.ceiling)
+        wish = keep or around.ceiling
+        return Part(name, job.incarnation, units, waits=waits, wish=wish, grace_s=self._marker.kill_wait_s)
 
     def _read_again(self, before: Sequence[LiveJob]) -> list[LiveJob]:
         """Reads the components again. Raises Refused if more than a mark has changed, e.g. if a component was
@@ -129,7 +143,9 @@ class JobActor:
         """
         now = [self._marker.read(job.job_id) for job in before]
         if [_fixed(job) for job in now] != [_fixed(job) for job in before]:
-            raise Refused("changed", "the job was started again, or its Comment was changed, since it was read")
+            raise Refused(
+                "changed", "the job was started again, or its Comment was changed, since the reconciler read the job"
+            )
         for job in now:
             object_to_job(job)
         return now
@@ -167,24 +183,8 @@ def _unmarked(holding: Sequence[LiveJob]) -> Skipped | None:
 def _obstacle(components: Sequence[LiveJob], verb: str) -> Skipped | None:
     first = components[0]
     if part := next((job for job in components if job.has_part), None):
-        why = "has a part of a GPU (shard or MPS); its end would not help jobs that wait for whole GPUs"
+        why = "has only a part of a GPU (shard or MPS), and jobs wait for whole GPUs"
         return Skipped("part", f"job {part.target} {why}")
     if unknown := next((job for job in components if job.asks and job.gpus is None), None):
         return Skipped("members", f"the number of GPUs that Slurm gave job {unknown.target} is not known")
-    if verb == REQUEUE and first.restarts >= REQUEUES_MAX:
-        return Skipped("requeued", f"Slurm has already started it again {first.restarts} times")
-    return None
-
-
-def _dependent(components: Sequence[LiveJob], jobs: Sequence[LiveJob]) -> str:
-    """A job of the same user or account that waits for the end of this job; "" for none.
-
-    Jobs of others do not count, because any user may submit a job that waits for this one.
-    """
-    ids = {text for job in components for text in (job.job_id, job.leader, job.target.partition("_")[0])} - {""}
-    owners = {(job.user, job.account) for job in components}
-    users, accounts = {user for user, _ in owners}, {account for _, account in owners} - {""}
-    for job in (each for each in jobs if not each.has_ended):
-        if not ids.isdisjoint(job.waits_for) and (job.user in users or job.account in accounts):
-            return f"job {job.target} waits for its end"
-    return ""
+    return why_not_again(first) if verb == REQUEUE else None

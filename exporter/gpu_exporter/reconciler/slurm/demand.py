@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from gpu_exporter.common.outside import need_whole
@@ -28,7 +28,7 @@ COLUMNS = {
     "tres-per-task": 96,
     "tres-per-socket": 96,
     "Account": 64,
-    "UserName": 64,
+    "UserID": 64,
 }
 FORMAT = ",".join(f"{column}:{width}|" for column, width in COLUMNS.items())
 WAITING = ("Resources", "Priority")  # reasons that mean waiting for the scheduler; the first in line has Resources
@@ -36,13 +36,13 @@ GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?:[:=][^\s:=,()]*[^\s:=,()\d][^\s:=,
 
 
 def parse_demand(text: str, job_max: int, tenant_max: int) -> Demand:
-    """GPUs by partition from the output of `squeue -h -a -r -t PENDING -O FORMAT`. Malformed lines are omitted.
+    """Parses the output of `squeue -h -a -r -t PENDING -O FORMAT`. Counts GPUs by partition, omits malformed lines.
 
-    `job_max`, `tenant_max`: the most GPUs of one job and of one account that count. A job that asks for several
-    partitions counts in each of them. Raises ValueError if all lines are malformed.
+    `job_max`, `tenant_max`: the most GPUs of one job and of one account that count. A job of several partitions counts
+    in equal parts: otherwise each partition would give up all its GPUs. Raises ValueError if all lines are malformed.
     """
     demand: Counter[str] = Counter()
-    by_tenant: Counter[tuple[str, str]] = Counter()
+    by_tenant: defaultdict[tuple[str, str], float] = defaultdict(float)
     odd, understood = "", 0
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")][:-1]
@@ -50,7 +50,7 @@ def parse_demand(text: str, job_max: int, tenant_max: int) -> Demand:
             odd = odd or line
             continue
         understood += 1
-        reason, partitions, nodes, tasks, per_job, per_node, per_task, per_socket, account, user = cells
+        reason, partitions, nodes, tasks, per_job, per_node, per_task, per_socket, account, uid = cells
         if reason not in WAITING:
             continue
         # A request per job comes first, since it names the total. For sockets, one per node is assumed.
@@ -64,15 +64,17 @@ def parse_demand(text: str, job_max: int, tenant_max: int) -> Demand:
         except ValueError:  # not a number
             continue
         if gpus:
-            for partition in partitions.split(","):
+            named = partitions.split(",")
+            for partition in named:
                 demand[partition] += gpus
-                by_tenant[partition, account or user] += min(gpus, job_max)
+                by_tenant[partition, account or uid] += min(gpus, job_max) / len(named)
     if odd and not understood:
         raise ValueError(f"cannot parse a line of squeue: {odd.strip()[:80]!r}")
-    counted: Counter[str] = Counter()
-    for (partition, _), gpus in by_tenant.items():
-        counted[partition] += min(gpus, tenant_max)
-    return Demand(dict(demand), dict(counted))
+    counted: defaultdict[str, float] = defaultdict(float)
+    for (partition, _), part in by_tenant.items():
+        counted[partition] += min(part, tenant_max)
+    # Ten tenths are not exactly 1.
+    return Demand(dict(demand), {partition: round(part, 6) for partition, part in counted.items()})
 
 
 def _count(tres: str) -> int:
@@ -86,22 +88,29 @@ def _number(text: str) -> int:
 
 
 class SlurmDemand:
-    """Reads the demand of one Slurm cluster."""
-
     def __init__(self, run: Callable[..., str], job_max: int, tenant_max: int) -> None:
-        """`run`: runs a command of Slurm and returns its output; raises MarkError. Others: as in parse_demand."""
+        """`run`: runs a command of Slurm and returns its output; raises MarkError. `job_max`, `tenant_max`: the most
+        GPUs of one job and of one account that count.
+        """
         self._run = run
         self._most = job_max, tenant_max
         self._problem = ""
+        self._partitions: set[str] = set()  # in which a job has waited
 
     def read(self) -> Demand | None:
-        """GPUs by partition; None while the answer of Slurm is missing or malformed. This is logged once."""
+        """GPUs by partition; None while the answer of Slurm is missing or malformed. This is logged once.
+
+        `counted` is 0 where a job waited earlier, because a missing value would not show that no job waits now.
+        """
         problem, demand = "", None
         try:
             demand = parse_demand(self._run("squeue", "-h", "-a", "-r", "-t", "PENDING", "-O", FORMAT), *self._most)
         except (MarkError, ValueError) as exc:
             problem = str(exc)
         if problem and problem != self._problem:
-            log.warning("the GPUs that pending jobs wait for are not known: %s", problem)
+            log.warning("it is unknown how many GPUs pending jobs wait for: %s", problem)
         self._problem = problem
-        return demand
+        if demand is None:
+            return None
+        self._partitions |= demand.counted.keys()
+        return demand._replace(counted={**dict.fromkeys(self._partitions, 0.0), **demand.counted})

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from gpu_exporter.common.outside import need_real, need_whole, parse_timestamp
 from gpu_exporter.common.slurm.answers import read_jobs
 from gpu_exporter.common.slurm.gres import Gres, add_devices, parse_gres
+from gpu_exporter.common.slurm.users import name_user
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Mark
@@ -34,8 +35,8 @@ FINISHED = frozenset(
 class LiveJob(NamedTuple):
     """The fields of one job that the reconciler uses.
 
-    `target`: its name for scontrol. The job id is not enough: for a task of an array or a component of a heterogeneous
-    job, scontrol takes the id to mean the whole array or job.
+    `target`: its name for scontrol, which takes the plain id of an array task or a component for the whole array or
+    job.
     `start`: Unix seconds, 0 while unknown.
     `text`: the text of its mark, otherwise the content of `field`.
     `field`: the field for a mark; "" if all usable fields contain other texts.
@@ -45,7 +46,8 @@ class LiveJob(NamedTuple):
     `gpus`: how many GPUs Slurm gave it; None if it has no GPUs, or if Slurm does not show them.
     `has_part`: whether it has only a part of a GPU (shard, mps).
     `asks`: whether it asks for GPUs, or may have some.
-    `title`, `comment`: the job's name and its Comment, which its owner wrote.
+    `title`, `comment`: the job's name and its Comment, which its owner wrote. `title`: None if Slurm does not show it.
+    `reservations`: the reservations of which the job may use one, () for none; None if Slurm does not show them.
     `may_requeue`: whether its owner or the site lets Slurm start it again; None if this is not known.
     `waits_for`: ids of the jobs on whose end it depends; for an array without the task.
     """
@@ -63,7 +65,8 @@ class LiveJob(NamedTuple):
     gpus: int | None = None
     has_part: bool = False
     asks: bool = False
-    title: str = ""
+    title: str | None = None
+    reservations: tuple[str, ...] | None = None
     comment: str = ""
     may_requeue: bool | None = None
     user: str = ""
@@ -81,7 +84,7 @@ class LiveJob(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended, so that it can no longer be changed."""
+        """Whether the job has ended, so that it can no longer be changed."""
         return not FINISHED.isdisjoint(self.words)
 
     @property
@@ -107,7 +110,7 @@ class LiveJob(NamedTuple):
 
 
 def read_field(text: str, name: str) -> str | None:
-    """The value of `name=value` in the text of a mark; None if it is missing."""
+    """Returns the value of `name=value` in the text of a mark; None if it is missing."""
     fields = (part.partition("=") for part in text.split(";"))
     return next((value for key, _, value in fields if key == name), None)
 
@@ -115,10 +118,10 @@ def read_field(text: str, name: str) -> str | None:
 def parse_jobs(
     text: str, fields: Sequence[str], denied: Collection[str] = (), report: Callable[[int], None] = lambda count: None
 ) -> list[LiveJob]:
-    """The jobs in the output of `squeue --json`. A malformed job does not affect the others.
+    """Returns the jobs in the output of `squeue --json`. A malformed job does not affect the others.
 
     `fields`: the fields of FIELDS that may carry a mark, the best first.
-    `denied`: fields that the reconciler may not write. It does not change marks there.
+    `denied`: fields that the reconciler is not allowed to write. The reconciler does not change marks in these fields.
     `report`: called with the number of malformed jobs.
     Raises ValueError.
     """
@@ -153,10 +156,11 @@ def _read_row(row: dict[str, Any], fields: Sequence[str], denied: Collection[str
         gpus=gpus,
         has_part=has_part,
         asks=asks,
-        title=str(row.get("name") or ""),
+        title=_text(row.get("name")),
+        reservations=_split(_text(row.get("resv_name"))),
         comment=str(row.get("comment") or ""),
         may_requeue=bool(row["requeue"]) if isinstance(row.get("requeue"), (bool, int)) else None,
-        user=str(row.get("user_name") or row.get("user_id") or ""),
+        user=name_user(str(row.get("user_name") or ""), str(row.get("user_id", ""))),
         account=str(row.get("account") or ""),
         waits_for=_dependencies(str(row.get("dependency") or "")),
     )
@@ -205,6 +209,15 @@ def _dependencies(text: str) -> frozenset[str]:
     """Ids of the jobs that must end before this job starts. Ignores `after`, which waits for a job's start."""
     parts = (part for part in re.split("[,?]", text) if not part.startswith("after:"))
     return frozenset(job for part in parts for job in DEPENDS_ON.findall(part))
+
+
+def _split(names: str | None) -> tuple[str, ...] | None:
+    """The names in a list such as that of sbatch(1), --reservation; "" contains no name."""
+    return None if names is None else tuple(filter(None, names.split(",")))
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _whole(value: Any) -> int:

@@ -1,14 +1,15 @@
 """Marks on Slurm jobs: a line of text in AdminComment, else in Extra (since 23.02) or Comment.
 
-The reconciler uses another field if AdminComment is in use or denied. Jobs are read with `squeue --json`, in which no
-job name or comment can imitate another field. Texts of others are never overwritten. The reconciler does not write
-Extra if Slurm uses it as a node filter (SchedulerParameters=extra_constraints). AdminComment needs the rights of an
-Administrator. The other fields need the rights of an Operator.
+The reconciler uses another field if AdminComment is in use or denied, but never Extra if Slurm filters nodes by it
+(SchedulerParameters=extra_constraints). It never overwrites texts of others. AdminComment needs the rights of an
+Administrator, the other fields those of an Operator. Jobs are read with `squeue --json`, in which no job name or
+comment can imitate another field.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -16,11 +17,11 @@ from collections.abc import Collection, Mapping, Sequence
 from gpu_exporter.common import commands
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Policy
-from gpu_exporter.common.outside import need_wholes, parse_timestamp
+from gpu_exporter.common.outside import need_real, need_wholes, parse_timestamp, real
 from gpu_exporter.common.slurm import commands as slurm_commands
 from gpu_exporter.reconciler.decision.outcomes import ENDED, LOST, RUNS
 from gpu_exporter.reconciler.decision.policy import LABEL, Decision
-from gpu_exporter.reconciler.decision.surroundings import Surroundings, Unreadable
+from gpu_exporter.reconciler.decision.surroundings import Incarnation, Surroundings, Unreadable
 from gpu_exporter.reconciler.evidence.records import START_SLACK_S, HolderName
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, timestamp
 from gpu_exporter.reconciler.slurm.live import MARK, LiveJob, parse_jobs, read_field
@@ -47,7 +48,7 @@ TAKEN = frozenset(("CANCELLED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED"
 
 
 def render_mark(decision: Decision, stage: str, start: float, acted: str = "") -> str:
-    """The text of a mark.
+    """Returns the text of a mark.
 
     `stage`: for a new mark, the stage of the decision; for a renewal, the stage of the mark. `start`: start of the job
     (Unix seconds), which changes with a requeue. `acted`: the note about an action on this run of the job; "" for no
@@ -61,7 +62,7 @@ def render_mark(decision: Decision, stage: str, start: float, acted: str = "") -
 
 
 def acted_on(job: LiveJob) -> str:
-    """The note about an action on this run of a job, from its mark; "" for no action."""
+    """Returns the note about an action on this run of a job, from its mark; "" if there was no action."""
     start = parse_timestamp(read_field(job.text, "start"))
     is_this_run = start is not None and abs(job.start - start) <= START_SLACK_S
     match = MARK.match(job.text)
@@ -69,9 +70,9 @@ def acted_on(job: LiveJob) -> str:
 
 
 def add_note(text: str, note: str) -> str:
-    """The text of a mark, with a note about an action on this run of its job.
+    """Returns the text of a mark, with a note about an action on this run of its job.
 
-    The result does not contain the text of others after the mark: `set_text` keeps that text.
+    Without the text of others after the mark: `set_text` appends it again.
     """
     match = MARK.match(text)
     assert match is not None
@@ -98,8 +99,6 @@ def run_slurm(*command: str) -> str:
 
 
 class JobMarker:
-    """Marks the jobs of one cluster."""
-
     scheduler = "slurm"
     rest_s = 0.0
     foreign = 0
@@ -121,12 +120,15 @@ class JobMarker:
         self._filters = release >= EXTRA_SINCE
         """Whether `squeue --json --jobs` lists only the named jobs."""
         settings = self._run("scontrol", "show", "config")
+        kill_wait = re.match("[0-9]+", _read_setting(settings, "KillWait"))  # 30 sec
+        self.kill_wait_s = need_real(kill_wait[0]) if kill_wait else math.inf
+        """Seconds from SIGTERM to SIGKILL at the end of a job."""
         self.cluster = _read_setting(settings, "ClusterName")
         if not self.cluster:
             raise MarkError(
                 "error",
-                "scontrol show config: ClusterName is missing, so evidence about a job with the same id in another "
-                "cluster would count too; jobs are not marked; set ClusterName in slurm.conf",
+                "scontrol show config: ClusterName is missing, so the reconciler cannot tell jobs of two "
+                "clusters apart, and marks none: set ClusterName in slurm.conf",
             )
         self._denied: set[str] = set()
         self.odd: Counter[tuple[str, str]] = Counter()
@@ -135,15 +137,20 @@ class JobMarker:
         """Fields for marks, the best first."""
         if "Extra" in self.fields and "extra_constraints" in _read_setting(settings, "SchedulerParameters"):
             if field == "Extra":
-                text = "SchedulerParameters=extra_constraints makes Extra a node filter; jobs are not marked"
+                text = (
+                    "with SchedulerParameters=extra_constraints, Slurm filters nodes by Extra; the "
+                    "reconciler marks no job: set another --slurm.field"
+                )
                 raise MarkError("error", text)
             self.fields.remove("Extra")
         if field == "Extra" and release < EXTRA_SINCE:
-            raise MarkError("error", f"Slurm {version[0] if version else '?'} has no field Extra; use Comment")
+            raise MarkError(
+                "error", f"Slurm {version[0] if version else '?'} has no field Extra: set --slurm.field=Comment"
+            )
 
     @staticmethod
     def is_present() -> bool:
-        """Whether this host has Slurm's client commands."""
+        """Returns whether this host has Slurm's client commands."""
         return commands.find("squeue") is not None and commands.find("scontrol") is not None
 
     def list_marks(self) -> Sequence[Mark]:
@@ -163,7 +170,7 @@ class JobMarker:
         try:
             jobs = {job.job_id: job for job in self._jobs_of_this_cycle()}
         except MarkError as exc:
-            return dict.fromkeys(names, Unreadable(f"the surroundings of jobs cannot be read: {exc}", True))
+            return dict.fromkeys(names, Unreadable(f"the owners and groups of jobs cannot be read: {exc}", True))
         gone = Unreadable("squeue does not list the job")
         return {
             name: describe(jobs[name.name], jobs.values(), self._policy) if name.name in jobs else gone
@@ -201,7 +208,7 @@ class JobMarker:
         return job.field
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        """See Marker.renew. Reads the job right before, since it writes the whole text; on 22.05 from a recent list."""
+        """See Marker.renew. It writes the whole text, so it first reads the job; on 22.05 from a recent list."""
         job_id = mark.name.name
         job = self.read(job_id) if self._filters else self._find(job_id, self.recent_jobs())
         if job.incarnation != mark.incarnation:
@@ -229,7 +236,7 @@ class JobMarker:
             raise MarkError("error", f"{exc}; {NEEDS}") from exc
 
     def read(self, job_id: str, *, ended: bool = False) -> LiveJob:
-        """The job, if it is live; with `ended`, also for some minutes after its end. Raises Refused if it is gone.
+        """Reads a live job; with `ended`, also for some minutes after its end. Raises Refused if the job is gone.
 
         Slurm 22.05 always answers with all jobs.
         """
@@ -248,6 +255,18 @@ class JobMarker:
             raise Refused("replaced", "the job is gone")
         return found
 
+    def find_living(self, holders: Collection[Incarnation]) -> Collection[Incarnation]:
+        """See Surveyor.find_living. Uses the list of jobs of this cycle."""
+        try:
+            starts = {job.job_id: job.start for job in self._jobs_of_this_cycle() if not job.has_ended}
+        except MarkError:
+            return holders
+        return {
+            (name, begun)
+            for name, begun in holders
+            if name.name in starts and (not begun or abs(starts[name.name] - (real(begun) or 0.0)) <= START_SLACK_S)
+        }
+
     def read_fate(self, name: HolderName, incarnation: str) -> str:
         """See Surveyor.read_fate. Slurm lists a job for some minutes after its end. `incarnation`: the job's start."""
         try:
@@ -261,7 +280,7 @@ class JobMarker:
         return ENDED if job.has_ended else RUNS
 
     def recent_jobs(self) -> list[LiveJob]:
-        """All jobs, from a list that is at most RECENT_S old."""
+        """Returns all jobs, from a list that is at most RECENT_S old."""
         now = self._clock.monotonic()
         if self._recent is None or now - self._recent[0] >= RECENT_S:
             self._recent = now, self._jobs()
@@ -295,7 +314,10 @@ class JobMarker:
                 raise MarkError("error", f"{exc}; {NEEDS}: {remedy}") from exc
             self.fields.remove("AdminComment")
             self._denied.add("AdminComment")
-            left = f"from the next cycle on, marks are written to {self.fields[0]}, and AdminComment is not changed"
+            left = (
+                f"from the next cycle on, the reconciler writes marks to {self.fields[0]}, and leaves "
+                "AdminComment unchanged"
+            )
             raise MarkError("error", f"{NEEDS}; {left}") from exc
 
     def update(self, target: str, texts: Mapping[str, str]) -> None:
@@ -329,5 +351,7 @@ def object_to_job(job: LiveJob) -> None:
 
 def object_to_start(job: LiveJob, start_wall: float) -> None:
     """Raises Refused if a live job has another start than the job of the evidence (`start_wall`, Unix seconds)."""
-    if not job.start or not abs(job.start - start_wall) <= START_SLACK_S:
+    if not job.start:
+        raise Refused("replaced", "Slurm reports no start of the job")
+    if not abs(job.start - start_wall) <= START_SLACK_S:
         raise Refused("replaced", "Slurm restarted the job after the evidence was read")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 ESSENTIAL = ("NODE", "GPU", "UTIL", "HOLDER", "IDLE", "STATE", "CAUSE")
 # In this order, as far as they fit; without room for OWNER or WHY, the next ones may still fit.
 OTHERS = ("OWNER", "WHY", "POWER", "HELD", "NAME", "MEMORY", "TEMP")
-REASON_MIN = 30  # characters, without which the reason has no column
+REASON_MIN = 30  # characters; the reason has no column if fewer remain for it
 HOLDER_MIN = 12
 GAP = 2  # between two columns
 
@@ -17,8 +17,8 @@ def narrow(
 ) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the columns that fit into `width` characters, in the order of `names`.
 
-    `order`: one more essential column. If the window is too narrow for the essential columns, causes lose their
-    confidence, and holders lose characters in the middle.
+    `order`: the column of the chosen order, which is essential too. If the window is too narrow for the essential
+    columns, causes lose their confidence, and holders lose characters in the middle.
     """
     rows = [dict(zip(names, row, strict=True)) for row in cells]
     wide = {name: max(len(name), *(len(row[name]) for row in rows), 0) for name in names}
@@ -32,7 +32,7 @@ def narrow(
             row["HOLDER"] = _shorten(row["HOLDER"], max(HOLDER_MIN, wide["HOLDER"] + min(0, left)))
     for name in OTHERS:
         need = wide[name]
-        if name == "WHY":  # it gets what is left; the columns behind it leave at least this much
+        if name == "WHY":  # it gets the remaining width; the columns after it leave at least this much
             need = min(need, max(REASON_MIN, min(width * 2 // 5, left - GAP)))
         if name in kept or need + GAP > left:
             if name in ("OWNER", "WHY", order):
@@ -45,5 +45,5 @@ def narrow(
 
 
 def _shorten(text: str, most: int) -> str:
-    """The text without its middle: names differ at their ends."""
+    """Removes the middle of a text that is too long, because names differ at their ends."""
     return text if len(text) <= most else f"{text[: (most - 1) // 2]}…{text[len(text) - most // 2 :]}"

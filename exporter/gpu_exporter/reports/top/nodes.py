@@ -1,19 +1,20 @@
-"""Current status of several nodes: one reading from each daemon, in parallel, with limits on time and size."""
+"""Reads the status of several nodes: one reading from each daemon, in parallel, with limits on time and size."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import MIB, FetchError, fetch_text
-from gpu_exporter.common.model.rows import Row
+from gpu_exporter.common.model.rows import Row, join_rows
 from gpu_exporter.common.outside import need_real
-from gpu_exporter.common.plain import one_line
+from gpu_exporter.common.plain import one_line, shorten
 from gpu_exporter.common.slurm.hostlist import render_names
 from gpu_exporter.common.threads import run_ahead
+from gpu_exporter.common.version import VERSION
 
 WITHIN_S = 5.0
 WORKERS = 64
@@ -25,11 +26,11 @@ PROBLEMS_MAX = 8
 MOST = 1e15  # bytes of a GPU and seconds of a holder are always less
 PORT = 9836
 PATH = "/api/v1/status"
-HINTS: dict[int | None, str] = {  # remedies, by HTTP status
-    401: "; it requires a password: set --from.basic-auth.username and --from.basic-auth.password-file",
+HINTS: dict[int | None, str] = {  # remedies, by HTTP status; `flags` is the section of a command's flags
+    401: "; it requires a password: set --{flags}.basic-auth.username and --{flags}.basic-auth.password-file",
     421: "; use its IP address, or add this name to --web.hosts of its exporter",
 }
-NUMBERS = {  # fields of Row, by the keys of docs/status.schema.json
+NUMBERS = {  # fields of Row, by their keys in JSON
     "utilization_ratio": "utilization",
     "memory_used_bytes": "memory_bytes",
     "power_watts": "power_w",
@@ -38,8 +39,10 @@ NUMBERS = {  # fields of Row, by the keys of docs/status.schema.json
     "idle_seconds": "idle_s",
     "stalled_seconds": "stalled_s",
 }
+ODD = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)  # of parsing foreign JSON
 TEXTS = ("gpu", "name", "holder", "owner", "state", "cause")
 SENTENCES = ("why", "advice")
+T = TypeVar("T")
 
 
 class NodeRow(NamedTuple):
@@ -50,7 +53,9 @@ class NodeRow(NamedTuple):
 
 
 class ClusterReading(NamedTuple):
-    """The result for all nodes. `answered`: number of answers. `problems`: by node, why its data are missing."""
+    """The result for all nodes. `answered`: number of answers. `problems`: why the data of a node are missing, by
+    node.
+    """
 
     rows: list[NodeRow]
     answered: int
@@ -77,17 +82,25 @@ class NodeAnswer(NamedTuple):
     problem: str = ""
 
 
+def read_status(
+    node: Address, fetch: Callable[..., str], parse: Callable[[str], T], flags: str
+) -> tuple[T | None, str]:
+    """The parsed status of a node, or None and the reason. `parse` may raise any of ODD. `flags`: as in HINTS."""
+    try:
+        return parse(fetch(node, most_bytes=MOST_BYTES, within_s=WITHIN_S)), ""
+    except AnswerError as exc:
+        hint = HINTS.get(exc.status, "") if isinstance(exc, FetchError) else ""
+        return None, f"{str(exc).removeprefix(f'{node}: ')}{hint.format(flags=flags)}"
+    except ODD as exc:
+        return None, f"the answer is not the status of a gpu-exporter ({type(exc).__name__})"
+
+
 def read_each(nodes: Sequence[Address], fetch: Callable[..., str] = fetch_text) -> Iterator[tuple[Address, NodeAnswer]]:
-    """One reading of each node, in order of arrival. A silent node does not affect other nodes. Raises NoThread."""
+    """Yields a reading of each node, in order of arrival. A silent node does not affect the others. Raises NoThread."""
 
     def read(node: Address) -> tuple[Address, NodeAnswer]:
-        try:
-            return node, NodeAnswer(*parse(fetch(node, most_bytes=MOST_BYTES, within_s=WITHIN_S)))
-        except AnswerError as exc:
-            hint = HINTS.get(exc.status, "") if isinstance(exc, FetchError) else ""
-            return node, NodeAnswer(None, f"{str(exc).removeprefix(f'{node}: ')}{hint}")
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
-            return node, NodeAnswer(None, f"the answer is not the status of a gpu-exporter ({type(exc).__name__})")
+        found, problem = read_status(node, fetch, parse, "from")
+        return node, NodeAnswer(None, problem) if found is None else NodeAnswer(*found)
 
     yield from run_ahead(read, nodes, min(WORKERS, len(nodes)), "top")
 
@@ -109,12 +122,12 @@ def list_problems(reading: ClusterReading) -> list[str]:
 
 
 def read_nodes(nodes: Sequence[Address], fetch: Callable[..., str] = fetch_text) -> ClusterReading:
-    """One reading of all nodes. Raises NoThread."""
+    """Reads all nodes once. Raises NoThread."""
     return put_together(nodes, dict(read_each(nodes, fetch)))
 
 
 def render_json(nodes: Sequence[Address], reading: ClusterReading, rows: Sequence[NodeRow]) -> str:
-    """JSON text: `rows` with the keys of docs/status.schema.json, and each node with its problem, "" without one."""
+    """Renders JSON: `rows` with all numbers and texts, and each node with its problem, "" without one."""
     facts = [
         {"node": each.node}
         | {key: getattr(each.row, key) for key in (*TEXTS, *SENTENCES)}
@@ -140,18 +153,47 @@ def _text(value: Any, most: int = TEXT_MAX) -> str:
     return one_line(str(value), most)
 
 
+def _shorten(value: Any) -> Any:
+    """The same JSON value with shorter texts: the join repeats the texts of a GPU in all of its rows."""
+    if isinstance(value, str):
+        return shorten(value, SENTENCE_MAX)
+    if isinstance(value, list):
+        return [_shorten(each) for each in value]
+    return {key: _shorten(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
 def parse(text: str) -> tuple[list[Row], str]:
     """The rows of an answer, and the problems that its exporter reports. Malformed answers raise various exceptions."""
     answer: Any = json.loads(text)
+    try:
+        return _read_rows(answer), _list_missing(answer)
+    except KeyError as exc:
+        if "version" not in answer:
+            raise
+        raise AnswerError(
+            f"gpu-exporter {_text(answer['version'])} answers without {exc}, and this is gpu-exporter {VERSION}: "
+            "update the older one"
+        ) from exc
+
+
+def _read_rows(answer: Any) -> list[Row]:
     rows = []
-    for each in answer["rows"]:
-        numbers = {field: _number(each[key]) for key, field in NUMBERS.items()}
-        texts = {key: _text(each[key]) for key in TEXTS} | {key: _text(each[key], SENTENCE_MAX) for key in SENTENCES}
-        rows.append(Row(**texts, **numbers))  # type: ignore[arg-type]
+    gpus = _shorten(answer["gpus"])
+    for gpu in gpus:
+        del gpu["conditions"][PROBLEMS_MAX:]
+    for row in join_rows({**answer, "gpus": gpus}):
+        numbers = {field: _number(getattr(row, field)) for field in NUMBERS.values()}
+        texts = {key: _text(getattr(row, key)) for key in TEXTS}
+        sentences = {key: _text(getattr(row, key), SENTENCE_MAX) for key in SENTENCES}
+        rows.append(Row(**texts, **sentences, **numbers))  # type: ignore[arg-type]
         if len(rows) > ROWS_MAX:
             raise ValueError
+    return rows
+
+
+def _list_missing(answer: Any) -> str:
     missing = [_text(answer["driver_error"])] if not answer["driver_up"] else []
     missing += [
         f"{_text(source['source'])}: {_text(source['error'])}" for source in answer["attribution"] if source["error"]
     ]
-    return rows, "; ".join(filter(None, missing[:PROBLEMS_MAX]))
+    return "; ".join(filter(None, missing[:PROBLEMS_MAX]))

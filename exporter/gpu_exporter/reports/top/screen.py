@@ -19,7 +19,7 @@ VALUES = ("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE")  # of the chosen ro
 
 
 def _number(value: float | None) -> float:
-    """Sorts key: largest first, unknown values last."""
+    """Returns a sort key: largest first, unknown values last."""
     return -1.0 if value is None else value
 
 
@@ -47,7 +47,7 @@ class ViewOptions(NamedTuple):
 
 
 class ScreenLine(NamedTuple):
-    """A line of the screen. `state`: where it shows a state (first and last column), and the tone of the state."""
+    """A line of the screen. `state`: first and last column of a state in this line, and its tone, if it has a state."""
 
     text: str
     style: str = PLAIN
@@ -79,13 +79,13 @@ def move(reading: ClusterReading, wish: ViewOptions, step: int) -> ViewOptions:
 
 
 def summary(reading: ClusterReading, nodes: int) -> str:
-    """The summary in one line."""
     shown = [each for each in reading.rows if each.row.state != "mig"]
 
     def count(is_so: Callable[[Row], object]) -> int:
         """The number of units in the matching rows. A shared GPU has one row for each holder."""
         return len({(each.node, each.row.gpu) for each in shown if is_so(each.row)})
 
+    closed = count(lambda row: row.state == "closed")
     stalled, silent = count(lambda row: row.state == "stalled"), count(lambda row: row.state in SILENT_STATES)
     # Before a state is published, its row already shows an idle time.
     quiet = count(lambda row: row.state == "unknown" and (row.idle_s or 0.0) >= QUIET_S)
@@ -97,6 +97,7 @@ def summary(reading: ClusterReading, nodes: int) -> str:
         f"{count(lambda row: row.state in IDLE_STATES)} idle",
         f"{stalled} stalled" if stalled else "",
         f"{count(lambda row: row.state == 'free')} free",
+        f"{closed} closed" if closed else "",
         f"{count(lambda row: row.state == 'unknown')} unknown" + (f" ({quiet} idle so far)" if quiet else ""),
         f"{silent} not answering" if silent else "",
         f"{sum(power.values()) / 1000:.1f} kW",
@@ -118,7 +119,7 @@ def table(rows: Sequence[NodeRow], *, with_node: bool, width: int | None = None,
 def describe(each: NodeRow, rows: Sequence[NodeRow], *, with_node: bool) -> list[str]:
     """The chosen row in sentences: title, whole reason, advice and values.
 
-    `rows`: all rows, since the advice is only in the first row of its holder.
+    `rows`: all rows, because the advice is only in the first row of its holder.
     """
     row, values = each.row, dict(zip(NAMES, each.row.texts, strict=True))
     node = f"{each.node} " if with_node else ""
@@ -138,13 +139,13 @@ def _cut(text: str, width: int) -> str:
 
 
 def _wrap(texts: Sequence[str], width: int, most: int) -> list[str]:
-    """The texts in lines of `width` characters, at most `most` of them."""
+    """Wraps the texts into at most `most` lines of `width` characters."""
     lines = [line for text in texts for line in textwrap.wrap(one_line(text), width, subsequent_indent="  ")]
     return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1][: width - 2]} …"]
 
 
 def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, width: int) -> list[ScreenLine]:
-    """At most `height` lines of `width` characters: summary, problems, table, the chosen row in sentences, keys."""
+    """Returns at most `height` lines of `width` characters: summary, problems, table, chosen row in sentences, keys."""
     problems = list_problems(reading)
     room = max(1, height // 4)
     if len(problems) > room:

@@ -88,7 +88,7 @@ def find_obstacle(environment: Mapping[str, str]) -> str:
 
 
 class _KeyReader:
-    """Reads the nodes in a separate thread, so that keys work at once even if a node does not answer."""
+    """Reads the nodes in a separate thread, so that keys work immediately even if a node does not answer."""
 
     def __init__(self, nodes: Sequence[Address], interval_s: float, fetch: Callable[..., str]) -> None:
         self._nodes = nodes
@@ -172,7 +172,7 @@ def _set_colours(environment: Mapping[str, str]) -> dict[str, int]:
 
 
 def _put(window: curses.window, y: int, line: ScreenLine, tones: Mapping[str, int]) -> None:
-    """Writes one line. Raises curses.error where the window is smaller."""
+    """Writes one line. Raises curses.error if the window is too small."""
     import curses
 
     styles = {PLAIN: curses.A_NORMAL, TITLE: curses.A_BOLD, CHOSEN: curses.A_REVERSE, KEYS: curses.A_REVERSE}
@@ -186,7 +186,7 @@ def _put(window: curses.window, y: int, line: ScreenLine, tones: Mapping[str, in
 
 
 def _write(wish: ViewOptions, key: int) -> tuple[ViewOptions, bool]:
-    """The filter words after a key, and whether typing continues."""
+    """Returns the choices with the filter words after a key, and whether typing continues."""
     if key in ENTER:
         return wish, False
     if key == ESCAPE:
@@ -199,7 +199,7 @@ def _write(wish: ViewOptions, key: int) -> tuple[ViewOptions, bool]:
 
 
 def _follow(reading: ClusterReading, wish: ViewOptions, key: int, page: int, keys: object) -> ViewOptions:
-    """The choices after a key: another order, or another row."""
+    """Returns the choices after a key: another order, or another row."""
     if key == ord("s"):
         names = list(ORDERS)
         return wish._replace(order=names[(names.index(wish.order) + 1) % len(names)], chosen=None, at=0)

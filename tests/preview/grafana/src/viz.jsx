@@ -21,10 +21,11 @@ function figures({ panel, frames, config, theme, size }, draw, orientation) {
 }
 
 function Stat(props) {
+  const { textMode = BigValueTextMode.Auto, text } = props.panel.options;
   return figures(props, ({ value, width, height, alignmentFactors }) => (
     <BigValue
       value={value.display} width={width} height={height} theme={props.theme} colorMode={BigValueColorMode.Value} alignmentFactors={alignmentFactors}
-      graphMode={BigValueGraphMode.None} justifyMode={BigValueJustifyMode.Auto} textMode={BigValueTextMode.Auto}
+      graphMode={BigValueGraphMode.None} justifyMode={BigValueJustifyMode.Auto} textMode={textMode} text={text}
     />
   ), VizOrientation.Auto);
 }

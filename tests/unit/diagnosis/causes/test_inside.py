@@ -149,13 +149,13 @@ def test_no_workers_are_measured_where_neighbours_fill_the_host() -> None:
 def test_without_the_gpus_time_line_the_wait_is_told_and_makes_nothing_more_certain() -> None:
     cause = the(inside(0.61, is_gpu=False, processes=ALONE), "too_few_workers")
     assert cause.confidence == "medium"
-    assert "(the GPU may work meanwhile)" in cause.evidence
+    assert "(the GPU may work during this time)" in cause.evidence
 
 
 def test_a_loop_that_does_not_wait_speaks_against_slow_input() -> None:
     cause = the(inside(0.01, processes=ALONE), "too_few_workers")
     assert cause.confidence == "low"
-    assert "its loop waits for data only in 1% of each step" in cause.against
+    assert "its loop waits for data in only 1% of each step" in cause.against
 
 
 DELAYING = {

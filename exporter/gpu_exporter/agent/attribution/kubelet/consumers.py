@@ -1,8 +1,8 @@
-"""Finds the entries of PodResources that use up their device. Entries of a monitoring pod with admin access do not.
+"""Finds the entries of PodResources that use up their device, unlike the entries of monitoring pods with admin access.
 
 A ResourceClaim with `adminAccess` (KEP-5018) is for monitoring: other pods can still get the device. NVIDIA's GPU
 operator makes such a claim on every GPU for its dcgm-exporter. PodResources does not report which claims have
-adminAccess. The exporter knows them from two other sources:
+adminAccess. The exporter finds these claims in two other sources:
 
 - A setting in which the administrator names the namespace and the pods that watch. A tenant can choose a pod's name,
   but cannot put a pod into another tenant's namespace.
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gpu_exporter.agent.attribution.kubelet.podresources import ContainerDevices
 from gpu_exporter.common.files import read_named
+from gpu_exporter.common.model.holders import RESERVATION_NAMESPACES
 from gpu_exporter.common.outside import load_json
 
 log = logging.getLogger(__name__)
@@ -47,14 +48,23 @@ def parse_monitor(text: str) -> Monitor:
     namespace, slash, pod = text.partition("/")
     if not (slash and pod and NAMESPACE.fullmatch(namespace)):
         raise ValueError(
-            f"--attribution.monitor: {text!r}: expected NAMESPACE/POD. NAMESPACE is the full name of the namespace, "
-            "POD is a regular expression that matches the whole name of the pod, e.g. "
-            "gpu-operator/nvidia-dcgm-exporter-.*"
+            f"--attribution.monitor: {text!r}: expected NAMESPACE/POD, with the full name of a namespace and a "
+            "regular expression for the whole name of a pod, e.g. gpu-operator/nvidia-dcgm-exporter-.*"
         )
     try:
         return Monitor(namespace, re.compile(pod))
     except re.error as exc:
         raise ValueError(f"--attribution.monitor: {pod!r} is not a regular expression: {exc}") from exc
+
+
+def check_namespace(name: str) -> str:
+    """Returns `name` if it can be the full name of a namespace. Raises ValueError for any other text."""
+    if not NAMESPACE.fullmatch(name):
+        raise ValueError(
+            f"--attribution.reservation: {name!r}: expected the full name of a namespace, e.g. "
+            f"{RESERVATION_NAMESPACES[0]}, not a pattern"
+        )
+    return name
 
 
 class Consumers:
@@ -66,7 +76,7 @@ class Consumers:
         self._checkpoint = _Checkpoint(plugin / CHECKPOINT) if plugin is not None else None
 
     def select(self, entries: Iterable[ContainerDevices]) -> list[ContainerDevices]:
-        """Returns the entries that may use up their device. Omits entries that provably only watch it.
+        """Returns the entries that may use up their device. Omits entries that provably only watch their device.
 
         `proven` of a returned entry is True if the entry provably uses up its device.
         """
@@ -119,8 +129,8 @@ class _Checkpoint:
             self._stamp, self._watches, problem = stamp, watches, ""
         if problem and problem != self._problem:
             log.warning(
-                "%s: cannot read the DRA driver's checkpoint (%s), so the exporter cannot see which claims only watch "
-                "their GPU: name the pods of these claims with --attribution.monitor",
+                "%s: cannot read the DRA driver's checkpoint (%s), which shows the claims that only watch a GPU: "
+                "name the pods of these claims with --attribution.monitor",
                 self._path,
                 problem,
             )

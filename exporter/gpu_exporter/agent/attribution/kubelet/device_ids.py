@@ -9,7 +9,7 @@ from gpu_exporter.common.model.holders import Grant, Holder
 from gpu_exporter.common.outside import whole
 from gpu_exporter.common.vendor import Vendor
 
-UNFAITHFUL = "its scheduler writes the chosen device on the pod, and the kubelet may report another one"
+UNFAITHFUL = "its scheduler writes the chosen device into the pod's annotations, and the kubelet may report another one"
 
 
 class DeviceIds:
@@ -36,18 +36,18 @@ class DeviceIds:
             return None
         if any(resource.fullmatch(entry.resource) for resource in self._resources):
             return entry
-        ids = tuple(device_id for device_id in entry.device_ids if self._is_driver_id(device_id))
+        is_ours = self._vendor.device_id.fullmatch
+        ids = tuple(device_id for device_id in entry.device_ids if is_ours(self.device_of(device_id)))
         return entry._replace(device_ids=ids) if ids else None
 
     def has_gpus(self, entry: ContainerDevices) -> bool:
         """Returns whether the entry may contain a GPU, from a device plugin or from a resource claim (DRA)."""
         return self.is_claimed_gpu(entry) if entry.claimed else self.select(entry) is not None
 
-    def _is_driver_id(self, device_id: str) -> bool:
-        return bool(self._vendor.device_id.fullmatch(self.device_of(device_id)))
-
     def is_claimed_gpu(self, entry: ContainerDevices) -> bool:
-        """Returns whether the claim is for GPUs, by its driver's name. Without a name, by its CDI device names."""
+        """Returns whether the claim is for GPUs: by its driver's name, or without such a name by its CDI device
+        names.
+        """
         if self._vendor.claim_elsewhere.fullmatch("".join(entry.device_ids[:1])):
             return False  # a GPU of a virtual machine
         names = [entry.resource] if entry.resource else [name.partition("=")[0] for name in entry.device_ids]

@@ -41,7 +41,7 @@ class EndedPods:
         `owners`: the owners of the processes on each unit. `now`: monotonic seconds.
         """
         working = {uid for seen in owners.values() for owner in seen.uses for uid in owner.pods}
-        doubtful = {grant.holder.pod_uid for grant in grants if has_begun(grant)} - working
+        doubtful = {grant.holder.pod_uid for grant in grants if has_begun(grant) and not grant.ended} - working
         if not doubtful:
             return grants
         if self._looked is None or now - self._looked >= LOOK_S:
@@ -51,7 +51,7 @@ class EndedPods:
         ended = self._ended & doubtful
         alive: dict[tuple[str, str], set[str]] = {}
         for grant in grants:
-            if grant.holder.pod_uid not in ended:
+            if grant.holder.pod_uid not in ended and not grant.ended:
                 alive.setdefault(_device(grant), set()).add(grant.claim)
 
         def is_taken(grant: Grant) -> bool:

@@ -1,8 +1,7 @@
 """Reads the UIDs of pods, and the start times of their containers, from the folders below /var/log/pods.
 
-The kubelet makes a folder NAMESPACE_POD_UID for each pod. In it the container runtime writes CONTAINER/N.log for start
-number N. Every poll reads the folders of hundreds of containers, so this module uses os functions and strings: pathlib
-is slower.
+The kubelet makes a folder NAMESPACE_POD_UID for each pod. In it, the container runtime writes CONTAINER/N.log for start
+number N. This module uses os functions and strings, because pathlib is too slow for hundreds of folders in each poll.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ PodName = tuple[str, str]  # namespace, pod
 
 
 class ContainerStart(NamedTuple):
-    """The last start of a container: its number, and its time in Unix seconds (infinite if it has not started).
+    """The last start of a container: its number, and its time in Unix seconds (infinite before the start).
 
     - `why`: the reason why it has not started.
     - `obstacle`: the same reason as one word.
@@ -44,6 +43,8 @@ class PodLogs:
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory = str(directory)
         self._clock = clock
+        self.uids: frozenset[str] = frozenset()
+        """UIDs of all pods with a folder at the last poll, listed or not."""
         self._uids: dict[PodName, str] = {}
         self._left: set[str] = set()  # UIDs of replaced pods: their folders remain for a while
         self._starts: dict[tuple[str, str], ContainerStart] = {}  # by UID and container
@@ -78,6 +79,7 @@ class PodLogs:
                 chosen[name] = fresh[0] if len(fresh) == 1 else max((self._date(name, uid), uid) for uid in fresh)[1]
         replaced = {uid for name, uid in self._uids.items() if name in chosen and chosen[name] != uid}
         self._left = (self._left | replaced) & there
+        self.uids = frozenset(there)
         # Keep a UID while the pod's folder exists: a later pod of the same name is then known as another pod.
         self._uids = {name: uid for name, uid in self._uids.items() if uid in there} | chosen
         return chosen
@@ -92,9 +94,8 @@ class PodLogs:
     def read_start(self, name: PodName, uid: str, container: str) -> ContainerStart:
         """Returns the container's last start. `uid`: "" while the pod's UID is unknown.
 
-        The change time of the container's folder counts as its start. A log rotation also changes the folder, so the
-        time is read only once for each start. If a rotation came first, the start is too late, which only shortens an
-        idle run.
+        The change time of the container's folder counts as its start. A log rotation changes it too, so it is read only
+        once for each start. After an earlier rotation, the start is too late, which only shortens an idle run.
         """
         if not uid:
             return ContainerStart(

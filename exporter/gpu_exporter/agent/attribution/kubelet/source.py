@@ -2,14 +2,14 @@
 
 The API (podresources.py) reports no pod UID and no time; the folders of the pods' logs have both (pod_logs.py). A pod
 that still pulls an image or runs its init containers holds its GPUs, but cannot use them yet. GetAllocatableResources
-lists the devices that the kubelet may allocate. A GPU that is missing there is not free, even if no pod holds it.
+lists the devices that the kubelet may allocate. A GPU that it does not list is not free, even without a holder.
 
-A restarted kubelet answers OK with an empty list for up to a second, with or without allocatable devices (measured).
-Two kinds of answer therefore count only when they are repeated (docs/decisions/0005): an answer of a restarted kubelet
-that lacks pods seen before, and an empty answer of a kubelet without devices.
+For up to a second, a restarted kubelet answers OK with an empty list (measured). So two kinds of answer count only if
+they are repeated (docs/decisions/0005): after a restart of the kubelet, an answer without some of the earlier pods;
+and, from a kubelet without devices, an empty answer.
 
-A pod does not hold every device that is listed for it. The source checks each entry: has the pod ended (alive.py)? Does
-the pod use up the device or only watch it (consumers.py)? Which device is it (device_ids.py, resolve.py)?
+Not every listed device is held. The source checks each entry: has the pod ended (alive.py)? Does it use up the device,
+or only watch it (consumers.py)? Which device is it (device_ids.py, resolve.py)?
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpu_exporter.agent.attribution.kubelet.alive import PodLives
 from gpu_exporter.agent.attribution.kubelet.consumers import Consumers
 from gpu_exporter.agent.attribution.kubelet.device_ids import DeviceIds
 from gpu_exporter.agent.attribution.kubelet.ended import UUID, has_begun
-from gpu_exporter.agent.attribution.kubelet.grpc_unix import CallError, call
+from gpu_exporter.agent.attribution.kubelet.grpc_unix import CallError, TooLargeError, call
 from gpu_exporter.agent.attribution.kubelet.pod_logs import PodLogs
 from gpu_exporter.agent.attribution.kubelet.podresources import (
     ALLOCATABLE,
@@ -35,11 +35,16 @@ from gpu_exporter.agent.attribution.kubelet.podresources import (
 from gpu_exporter.agent.attribution.kubelet.protobuf import ProtobufError
 from gpu_exporter.agent.attribution.source import Answer, SourceError
 from gpu_exporter.common.clock import Clock
-from gpu_exporter.common.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.common.model.holders import RESERVATION_NAMESPACES, Grant, Holder, HolderKey
 from gpu_exporter.common.vendor import Vendor
 
 NOBODY = Holder(HolderKey("kubernetes", ""))
 SETTLED_S = 900.0  # this long after the start of the node, every pod that runs has its cgroup
+# The kubelet lists each replica of a device that it offers. Parsing one takes 8 us for 75 bytes. After a larger answer
+# than this, the offers are read again only after a while, so that 100,000 replicas cost less than 1 % of a CPU.
+OFFERS_AT_ONCE = 100_000  # bytes
+OFFER_S = 15e-6  # seconds for each byte above that number
+REPLACED = "another pod of this name may have started"
 ID_MAX = 80  # characters of an id in a text
 
 
@@ -49,6 +54,7 @@ class KubeletOptions(NamedTuple):
     - `logs`: directory of the pods' logs.
     - `empty_confirm_s`: an answer without pods counts after it has been repeated for this time.
     - `resources`: regular expressions of further resources that are GPUs.
+    - `reservations`: namespaces whose pods only reserve GPUs, in addition to RESERVATION_NAMESPACES.
     - `boot_wall`: the node's last start (Unix seconds).
     """
 
@@ -57,12 +63,11 @@ class KubeletOptions(NamedTuple):
     timeout_s: float = 5.0
     empty_confirm_s: float = 5.0
     resources: Sequence[str] = ()
+    reservations: Sequence[str] = ()
     boot_wall: float = 0.0
 
 
 class KubeletSource:
-    """Polls one kubelet."""
-
     name = "kubelet"
 
     def __init__(
@@ -79,11 +84,12 @@ class KubeletSource:
         self._ids = DeviceIds(vendor, options.resources)
         self._consumers = consumers or Consumers()
         self._lives = lives
+        self._reservations = frozenset((*RESERVATION_NAMESPACES, *options.reservations))
         self._boot_wall = options.boot_wall
         self._clock = clock
         self._socket = options.socket
         self._pods = read_pods(self._ids.device_of, self._ids.has_gpus)
-        self._allocatable = read_allocatable(self._ids.device_of)
+        self._allocatable = read_allocatable(self._ids.device_of, self._ids.has_gpus)
         self._logs = PodLogs(options.logs, clock)
         self._timeout_s = options.timeout_s
         self._empty_confirm_s = options.empty_confirm_s
@@ -94,6 +100,9 @@ class KubeletSource:
         self._lacking: tuple[float, tuple[int, int] | None] | None = None
         # True after a device plugin has offered a GPU: a missing offer then means that the plugin is down
         self._has_offered = False
+        self._offers: list[Grant] | None = None  # at the last question
+        self._ask_offers_at = 0.0  # monotonic seconds
+        self._refused = ""  # the reason why the last answer with offers was refused, "" if it was not
 
     def poll(self) -> Answer:
         listed = self._list()
@@ -112,6 +121,7 @@ class KubeletSource:
             self._note_ended(grants, set(uids.values())),
             min(odd, default=""),
             offers=None if claimed else self._read_offers(),
+            notice=self._refused,
         )
 
     def _grant(self, entries: Sequence[ContainerDevices], uids: Mapping[PodName, str]) -> tuple[list[Grant], set[str]]:
@@ -135,12 +145,13 @@ class KubeletSource:
                 devices.setdefault(name, set()).add((grant.kind, grant.device))
                 if grant.kind == "index":  # the runtime looks up the index at each start of the container
                     grant = grant._replace(number=f"device {device_id}, start {start.number}" if not start.why else "")
-                grants.append(grant._replace(working_wall=start.wall, why=start.why, obstacle=start.obstacle))
+                grant = grant._replace(working_wall=start.wall, why=start.why, obstacle=start.obstacle)
+                grants.append(grant._replace(reserves=entry.namespace in self._reservations))
         counts = {name: len(several) for name, several in devices.items()}
         return [_count_units(grant, counts) for grant in grants], odd
 
-    def _note_ended(self, grants: Sequence[Grant], listed: set[str]) -> list[Grant]:
-        """Returns the grants with those of ended pods marked as ended. `listed`: UIDs of all pods in the list."""
+    def _note_ended(self, grants: list[Grant], listed: set[str]) -> list[Grant]:
+        """Returns the grants, and marks the grants of ended pods as ended. `listed`: UIDs of all pods in the list."""
         # A pod's logs survive a start of the node, and its cgroup appears later.
         is_settled = self._clock.wall() - self._boot_wall > SETTLED_S
         begun = {
@@ -149,13 +160,23 @@ class KubeletSource:
             if has_begun(grant) and (is_settled or (grant.working_wall or 0.0) >= self._boot_wall)
         }
         ended = self._lives.ended(listed, begun, self._clock.monotonic()) if self._lives is not None else ()
-        return [grant._replace(ended=grant.holder.pod_uid in ended) for grant in grants]
+        if self._lives is None or not ended:
+            return grants
+        why = REPLACED if self._lives.may_be_replaced(self._logs.uids) else ""
+        return [grant._replace(ended=True, why=why) if grant.holder.pod_uid in ended else grant for grant in grants]
 
     def _read_offers(self) -> list[Grant] | None:
         """Returns the GPUs that the kubelet may allocate, as grants without a holder.
 
         None until a device plugin has offered a GPU, or if an id cannot be parsed: free GPUs are then unknown.
         """
+        now = self._clock.monotonic()
+        if self._offers is None or now >= self._ask_offers_at:
+            self._offers = self._ask_offers()
+            self._ask_offers_at = now + OFFER_S * max(0, self._allocatable.size - OFFERS_AT_ONCE)
+        return self._offers
+
+    def _ask_offers(self) -> list[Grant] | None:
         devices = self._list_allocatable()
         if devices is None or self._allocatable.odd:
             return None
@@ -212,9 +233,16 @@ class KubeletSource:
         return status.st_ino, status.st_ctime_ns
 
     def _list_allocatable(self) -> list[ContainerDevices] | None:
+        self._refused = ""
         try:
             return self._allocatable.read(call(str(self._socket), ALLOCATABLE, b"", self._timeout_s))
-        except (CallError, ProtobufError):
+        except (TooLargeError, ProtobufError) as exc:
+            self._refused = (
+                f"cannot use the kubelet's list of allocatable devices ({exc}), so gpu_allocatable is absent: check "
+                "the number of replicas in the device plugins' settings"
+            )
+            return None
+        except CallError:  # an old kubelet, or one that starts
             return None
 
     def _holder(self, entry: ContainerDevices, uid: str) -> Holder:

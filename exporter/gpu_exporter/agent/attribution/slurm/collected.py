@@ -36,9 +36,9 @@ class Collected:
         self._timeout_s = timeout_s
         self._clock = clock
 
-    def look(self, here: Collection[str], renew: bool = False) -> SlurmSnapshot:
+    def look(self, here: Collection[str], renew: bool = False, *, is_reconfigured: bool = False) -> SlurmSnapshot:
         """Returns the collector's answer. Raises SourceError if it is missing, too old, or writable by other users."""
-        del here, renew  # each answer has all data about the node
+        del here, renew, is_reconfigured  # each answer has all data about the node, and Slurm's configuration
         try:
             picture = parse_picture(self._read())
         except FetchError as exc:  # the error contains the address

@@ -2,13 +2,13 @@
 
 The exporter asks three questions. A job's owner cannot change the answers (docs/decisions/0001):
 
-- Which GPUs are in use? `sinfo -n NODE` prints `GresUsed`, 3 kB. If a GPU is in use and no known job has it, a new or
-  hidden job holds it. Only this answer proves that a GPU is free. (`scontrol show node NODE` prints more, but its
-  client filters the whole cluster: 350 kB for 1,000 nodes. The exporter runs it once an hour, and when gres.conf does
-  not fit the last answer.)
-- Which jobs use them? `squeue`, with columns that only Slurm and its administrators fill. `squeue -j JOB` returns one
-  job. `squeue -w NODE` receives all jobs and nodes of the cluster before it filters them (2 MB with 3,000 jobs). The
-  exporter runs it only if some GPUs in use belong to no job with a step here.
+- Which GPUs are in use? `sinfo -n NODE` prints `GresUsed`, and the node's state (3 kB). Only this answer proves that a
+  GPU is free. If a GPU is in use, but belongs to no known job, a new or hidden job holds it. (`scontrol show node NODE`
+  prints more, but its client filters the whole cluster: 350 kB for 1,000 nodes. The exporter runs it once an hour, and
+  when gres.conf does not fit the last answer.)
+- Which jobs use these GPUs? `squeue`, with columns that only Slurm and its administrators fill. `squeue -j JOB` returns
+  one job. `squeue -w NODE` receives all jobs and nodes of the cluster before it filters them (2 MB with 3,000 jobs).
+The exporter runs it only if some GPUs in use belong to no job with a step here.
 - Which positions (IDX) does a job have? `scontrol show job JOB --json`. On Slurm before 23.02, the plain text, or
   `squeue --json` if a job has made the text ambiguous. The exporter asks again when a job was resized, when the node's
   record contradicts it, and every JOB_EACH_S.
@@ -43,7 +43,7 @@ from gpu_exporter.common.clock import Clock
 log = logging.getLogger(__name__)
 # A COMPLETING job no longer holds GPUs, while its epilog still runs (seen on 22.05.8).
 HOLDING = ("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED")
-# how often `scontrol show config` and the node's configuration are read again; both change rarely
+# how often the node's record is read again, and `scontrol show config` unless it was read for another reason
 CONFIG_EACH_S = 3600.0
 JOB_EACH_S = 300.0  # a resize is detected within this time
 LIST_EACH_S = 600.0  # how often to ask again about GPUs in use by jobs that squeue does not list
@@ -76,7 +76,7 @@ class KnownJob(NamedTuple):
 class SlurmSnapshot(NamedTuple):
     """Slurm's report about a node at `asked` (monotonic seconds).
 
-    - `jobs`: by job id, each with its GPUs.
+    - `jobs`: the jobs on the node by id, each with its GPUs.
     - `problem`: why jobs may be missing although Slurm answers.
     - `each_s`: seconds between the collector's rounds, 0 without a collector.
     - `clock`: bounds of the difference between slurmctld's clock and the exporter's monotonic clock, None if unknown.
@@ -95,11 +95,11 @@ class SlurmSnapshot(NamedTuple):
         return (known.gpus for known in self.jobs.values() if known.gpus is not None)
 
     def claimed(self) -> set[int]:
-        """Returns every position (IDX) that a job has."""
+        """Returns the positions (IDX) of all jobs."""
         return {index for gpus in self.gpus() for index in gpus.positions()}
 
     def in_use(self) -> set[int]:
-        """Returns the positions (IDX) in use, by the node's record. If it has no positions, returns
+        """Returns the positions (IDX) that the node's record shows as in use. If the record has no positions, returns
         those of the jobs.
         """
         used = self.node.used
@@ -146,6 +146,7 @@ class Controller:
         self._config_at = -math.inf
         self._bounds: Bounds | None = None
         self._record: NodeRecord | None = None
+        self._record_at = -math.inf
         self._known: dict[str, KnownJob] = {}
         self._doubted_at = -math.inf
         self._doubt_before: tuple[int, ...] = ()
@@ -155,44 +156,49 @@ class Controller:
         self._slow: set[str] = set()  # jobs for which Slurm was too slow at the last request
         self._has_json = True
         self._all_refused_until = -math.inf
-        self._until = 0.0
+        self._began = self._until = 0.0  # of the present `look`
 
-    def look(self, here: Collection[str], renew: bool = False) -> SlurmSnapshot:
+    def look(self, here: Collection[str], renew: bool = False, *, is_reconfigured: bool = False) -> SlurmSnapshot:
         """Asks Slurm for a new snapshot. Raises SourceError. Takes at most LOOK_TIMEOUTS timeouts, for any number of
         jobs.
 
         `here`: the known jobs with a step on this node. `renew`: read the node's record again, because it does not fit
-        gres.conf.
+        gres.conf. `is_reconfigured`: read Slurm's configuration again, because it may have changed.
         """
-        self._until = self._clock.monotonic() + LOOK_TIMEOUTS * self._timeout_s
-        config = self._read_config()
-        if renew:
+        now = self._clock.monotonic()
+        self._began, self._until = now, now + LOOK_TIMEOUTS * self._timeout_s
+        if self._config is None or is_reconfigured or now - self._config_at >= CONFIG_EACH_S:
+            self._config = self._read_config()
+        if renew or now - self._record_at >= CONFIG_EACH_S:
             self._record = None
-        look = self._look(config, here)
+        look = self._look(here)
         doubt = look.doubt()
         if doubt and doubt != self._doubt_before and not look.problem:
             # A job may have started or ended between the requests.
-            look = self._look(config, here)
+            look = self._look(here)
         self._doubt_before = look.doubt()
         return look
 
-    def _look(self, config: SlurmConfig, here: Collection[str]) -> SlurmSnapshot:
+    def _look(self, here: Collection[str]) -> SlurmSnapshot:
         now = self._clock.monotonic()
         if self._record is None:
             node = self._record = parse_node(self._run("scontrol", "show", "node", self.node, "-d"))
+            self._record_at = now
+            self._has_json = True  # Slurm may have been upgraded
         else:
-            used = parse_sinfo(self._run("sinfo", "-h", "-N", "-n", self.node, "-O", SINFO_FORMAT))
-            node = self._record._replace(used=used)
+            text = self._run("sinfo", "-h", "-N", "-n", self.node, "-O", SINFO_FORMAT)
+            node = parse_sinfo(text, self._record)
         problem = ""
         try:
-            self._learn(lambda: self._picture(now, config, node), here, now)
+            self._learn(lambda: self._picture(now, node), here, now)
         except OutOfTime as exc:  # GPUs in use whose job is still unknown get a holder without a name
             problem = str(exc)
-        return self._picture(now, config, node)._replace(problem=problem)
+        return self._picture(now, node)._replace(problem=problem)
 
-    def _picture(self, now: float, config: SlurmConfig, node: NodeRecord) -> SlurmSnapshot:
+    def _picture(self, now: float, node: NodeRecord) -> SlurmSnapshot:
+        assert self._config is not None  # `look` reads it first
         jobs = {job: known for job, known in self._known.items() if known.gpus is not None}
-        return SlurmSnapshot(now, config, node, jobs, clock=self._bounds)
+        return SlurmSnapshot(now, self._config, node, jobs, clock=self._bounds)
 
     def _learn(self, picture: Callable[[], SlurmSnapshot], here: Collection[str], now: float) -> None:
         """Asks about the jobs that are unknown or may have changed. Raises SourceError."""
@@ -246,8 +252,13 @@ class Controller:
         return None
 
     def _list(self, now: float, again: bool = False) -> None:
-        """Asks for rows of all jobs of this node, and for the GPUs of new or resized jobs."""
+        """Asks for rows of all jobs of this node, and for the GPUs of new or resized jobs.
+
+        Also reads the configuration again, which is small beside this list: PrivateData may have changed.
+        """
         rows = parse_squeue(self._squeue("-w", self.node))
+        if self._config_at < self._began:
+            self._config = self._read_config()
         self._take(rows, now)
         listed = {row.job_id for row in rows}
         self._known = {job: known for job, known in self._known.items() if job in listed}
@@ -310,7 +321,7 @@ class Controller:
 
     def _refuse(self, job: str, now: float, reason: SourceError) -> None:
         self._refused[job] = now + DOUBT_EACH_S
-        log.info("job %s: its GPUs are unknown until Slurm answers the next request: %s", job, reason)
+        log.info("job %s: %s; its GPUs are unknown until Slurm answers the next request", job, reason)
 
     def _ask_one(self, job: str) -> JobGpus | None:
         """Returns the GPUs of one job, None while they are unknown. Raises SourceError."""
@@ -338,14 +349,10 @@ class Controller:
 
     def _read_config(self) -> SlurmConfig:
         now = self._clock.monotonic()
-        if self._config is None or now - self._config_at >= CONFIG_EACH_S:
-            text = self._run("scontrol", "show", "config")
-            self._config = parse_config(text)
-            self._bounds = bound_clock(parse_clock(text), now, self._clock.monotonic())
-            self._config_at = now
-            self._record = None
-            self._has_json = True  # Slurm may have been upgraded
-        return self._config
+        text = self._run("scontrol", "show", "config")
+        self._bounds = narrow(self._bounds, bound_clock(parse_clock(text), now, self._clock.monotonic()))
+        self._config_at = now
+        return parse_config(text)
 
     def _run(self, *command: str) -> str:
         left_s = self._until - self._clock.monotonic()
@@ -364,8 +371,19 @@ def bound_clock(told: float | None, before: float, after: float) -> Bounds | Non
     return None if told is None else (told - after, told + 1.0 - before)
 
 
+def narrow(before: Bounds | None, found: Bounds | None) -> Bounds | None:
+    """Returns the difference that agrees with an earlier and a new answer: a slow answer has wide bounds.
+
+    If they contradict each other, a clock was set, and only the new answer counts.
+    """
+    if before is None or found is None:
+        return found or before
+    both = max(before[0], found[0]), min(before[1], found[1])
+    return both if both[0] <= both[1] else found
+
+
 def how_far_ahead(clock: Bounds | None, now: float, wall: float) -> float:
-    """Returns the seconds by which the exporter's clock is ahead of slurmctld's clock.
+    """Returns by how many seconds the exporter's clock is ahead of slurmctld's clock.
 
     - `now` (monotonic seconds) and `wall` (Unix seconds) are the same moment.
     - 0 if the bounds contain 0: clocks with NTP agree, and a difference within the bounds is not corrected.

@@ -1,9 +1,12 @@
 """Takes jobs from the prolog's files alone, so that starts, ends and GPUs need no request to slurmctld.
 
-A file counts without slurmctld if it is complete: the job's owner, the restart count, the start, and the positions
-(IDX) on one node. A file does not show whether a position is only a part of a GPU. On a node that shares GPUs (shard,
-mps), no file counts. No release of Slurm gives a prolog the QoS and the ids of an array: the exporter asks slurmctld
-for them when a job has run for FILL_S.
+A file counts without slurmctld if it is complete (the job's owner, the restart count, the start, and the positions
+(IDX) on one node), and if the job has whole GPUs. Slurm tells a prolog about MPS, but not about shards: a job with
+shards and a job with whole GPUs have the same variables. So a file with a GPU that gres.conf divides into shards does
+not count while the job runs, unless slurmctld reports the GPU in use without a job. Once the job has ended, only its
+hours are missing, and they are the same for a part of a GPU: the file is then sufficient, also for a job on several
+nodes. Nor does Slurm give a prolog the QoS and the ids of an array: for these, the exporter asks slurmctld after
+FILL_S. (All seen on 22.05.8, 24.11.5 and 26.05.5, with PrologFlags=Contain and without.)
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from gpu_exporter.agent.attribution.slurm.controller import KnownJob, SlurmSnapshot
+from gpu_exporter.agent.attribution.slurm.gres.conf import Shares
 from gpu_exporter.agent.attribution.slurm.job_files import JobFile
 from gpu_exporter.agent.attribution.slurm.parse import Job, JobGpus
 from gpu_exporter.agent.attribution.slurm.presence import Present
@@ -49,17 +53,44 @@ class FiledJobs:
     """Decides which of the prolog's files prove a job without a request to slurmctld. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.is_on = False
-        """True if gres.conf proves that no GPU of this node is shared."""
+        self.shares: Shares | None = None
+        """The GPUs of which jobs can get parts. None while gres.conf does not prove them; then no file counts."""
         self._spoken: dict[str, _Spoken] = {}
         self._disputed: Set[str] = frozenset()
 
     def find(self, look: SlurmSnapshot, present: Present) -> dict[str, JobFile]:
         """Returns the files that prove their job without a request to slurmctld, by job."""
         used = look.node.used
-        if not (self.is_on and present.is_complete) or used.unnamed or used.shared or used.unnamed_share:
+        if not present.is_complete or used.unnamed or used.unnamed_share:
             return {}
-        return {job: file for job, file in present.files.items() if is_whole(file, look)}
+        return {job: file for job, file in present.files.items() if self.proves(file, look)}
+
+    def proves(self, file: JobFile, look: SlurmSnapshot) -> bool:
+        """Returns whether a file proves that a job of only this node has whole GPUs, and who the job is."""
+        is_here_only = file.run is not None and file.run.nodes == 1
+        return is_here_only and self.names(file, look) and not self.share_of(file, look)
+
+    def names(self, file: JobFile, look: SlurmSnapshot) -> bool:
+        """Returns whether a file shows who the job is, and of which GPUs of this node it has all or a part."""
+        return bool(file.indexes) and file.run is not None and file.run.cluster == look.config.cluster
+
+    def share_of(self, file: JobFile, look: SlurmSnapshot) -> str:
+        """Returns how the job may share its GPUs: shard or mps, "" if the file proves that they are whole."""
+        shares = self.shares
+        part = "mps" if file.mps else "shard"
+        # Slurm divides a GPU that gres.conf does not divide, so slurm.conf alone has the shares.
+        if shares is None or any(kind not in shares.get(index, ()) for index, kind in look.node.used.shared):
+            return part
+        kinds = {kind for index in file.indexes for kind in shares.get(index, ())}
+        return "" if not kinds or (kinds == {"mps"} and file.mps is False) else part
+
+    def gpus_of(self, file: JobFile, look: SlurmSnapshot) -> JobGpus:
+        """Returns the GPUs of this node of which a job with such a file (`names`) has all or a part."""
+        assert file.run is not None
+        total, share = len(file.indexes) if file.run.nodes == 1 else None, self.share_of(file, look)
+        if not share:
+            return JobGpus(file.indexes, total)
+        return JobGpus((), total, shared=tuple((index, share) for index in file.indexes))
 
     def settled(self, look: SlurmSnapshot, present: Present, wall: float) -> set[str]:
         """Returns the jobs whose prolog's file is sufficient. They need no request yet. `wall`: Unix seconds."""
@@ -72,11 +103,11 @@ class FiledJobs:
     def list_lost(self, look: SlurmSnapshot, present: Present) -> set[str]:
         """Returns the lost jobs: only a prolog's file has reported them, and this file no longer counts.
 
-        - The file is gone: the job has ended and is not lost, unless it has a step or may have one.
+        - The file no longer exists: the job is lost only if it has a step or may have one. Otherwise it has ended.
         - The file is stale (`Present.stale`): the job is lost.
         """
         told = {job.job_id for job in present.ended}
-        is_believed = self.is_on and present.is_complete
+        is_believed = self.shares is not None and present.is_complete
         return {
             job
             for job, run in self._spoken.items()
@@ -88,11 +119,12 @@ class FiledJobs:
         }
 
     def merge(self, look: SlurmSnapshot, present: Present, now: float) -> Merged:
-        """Returns the snapshot without jobs that have ended since, and with jobs that have started, by the files.
+        """Updates the snapshot from the files: removes jobs that have ended since, and adds jobs that have started.
+        Returns the result.
 
         `now`: monotonic seconds.
         """
-        if not (self.is_on and present.is_complete):
+        if self.shares is None or not present.is_complete:
             return Merged(look)
         files = self.find(look, present)
         new = {job: file for job, file in files.items() if not _is_known(look, job, file)}
@@ -112,9 +144,22 @@ class FiledJobs:
             jobs[job] = KnownJob(read_job(job, file), look.asked, JobGpus(file.indexes, len(file.indexes)), look.asked)
         begun = {index for job in jobs.keys() & new.keys() for index in new[job].indexes}
         used = look.node.used._replace(indexes=tuple(sorted({*look.node.used.indexes} - freed | begun)))
+        unnamed = {*used.indexes, *(index for index, _ in used.shared)} - taken.keys()
+        jobs |= self._list_unlisted(look, present, unnamed)
         self._spoken |= {job: _Spoken(file.run.restarts, now) for job, file in files.items() if file.run is not None}
         self._disputed = disputed.keys()
         return Merged(look._replace(jobs=jobs, node=look.node._replace(used=used)), disputed)
+
+    def _list_unlisted(self, look: SlurmSnapshot, present: Present, unnamed: Set[int]) -> dict[str, KnownJob]:
+        """Returns jobs whose files name GPUs that are in use although squeue lists no job of them: slurmctld is slow.
+
+        `unnamed`: the positions of these GPUs. Such a job has parts of GPUs, unless its file proves more.
+        """
+        return {
+            job: KnownJob(read_job(job, file), look.asked, self.gpus_of(file, look), look.asked)
+            for job, file in present.files.items()
+            if job not in look.jobs and self.names(file, look) and unnamed >= set(file.indexes)
+        }
 
     def forget(self, look: SlurmSnapshot, present: Present, ended: Set[str]) -> None:
         """Forgets jobs that slurmctld has reported, and jobs that have ended. `ended`: jobs that ended since the last
@@ -147,12 +192,6 @@ def _is_replaced(look: SlurmSnapshot, job: str, new: Mapping[str, JobFile]) -> b
     return is_over and not claimed.isdisjoint(_positions(look.jobs[job]))
 
 
-def is_whole(file: JobFile, look: SlurmSnapshot) -> bool:
-    """Returns whether a file contains all required data about a job, and the job runs only on this node."""
-    run = file.run
-    return run is not None and bool(file.indexes) and run.cluster == look.config.cluster and run.nodes == 1
-
-
 def _is_known(look: SlurmSnapshot, job: str, file: JobFile) -> bool:
     """Returns whether slurmctld has reported this run, or a later run."""
     known = look.jobs.get(job)
@@ -170,7 +209,7 @@ def _positions(known: KnownJob) -> tuple[int, ...]:
 
 
 def read_job(job: str, file: JobFile) -> Job:
-    """Returns a Job made from its file. The file must be complete (is_whole)."""
+    """Returns a Job made from its file, which must be complete (FiledJobs.proves)."""
     run = file.run
     assert run is not None
     return Job(job, run.user, run.account, run.partition, "", "RUNNING", file.start_wall, run.restarts, uid=run.uid)
@@ -179,9 +218,9 @@ def read_job(job: str, file: JobFile) -> Job:
 def start_of_run(job: Job, file: JobFile, ahead_s: float) -> float | None:
     """Returns the start (Unix seconds) that identifies a run, the same before and after slurmctld has reported the job.
 
-    Before 23.02, Slurm does not pass the job's start to the prolog, so the prolog's date is used. slurmctld's date may
-    be slightly earlier. A file that is older than this run is from an earlier job with the same number. `ahead_s`: as
-    in start_here.
+    Before 23.02, Slurm does not pass the job's start to the prolog, so the prolog's date is used; slurmctld's date may
+    be slightly earlier. An older file is from an earlier job with the same number. `ahead_s`: how far this host's clock
+    is ahead of slurmctld's clock (seconds).
     """
     run = file.run
     if job.start is None or run is None or run.start is not None or run.restarts != job.restarts:
@@ -190,11 +229,11 @@ def start_of_run(job: Job, file: JobFile, ahead_s: float) -> float | None:
 
 
 def start_here(start: float | None, file: JobFile, ahead_s: float) -> float | None:
-    """Returns the start of a job by this host's clock, which is `ahead_s` ahead of slurmctld's clock.
+    """Returns the start of a job according to this host's clock, which is `ahead_s` ahead of slurmctld's clock.
 
-    `start`: the start in the job's row. If the prolog ran at once, its date is used instead. The epilog's date has the
-    same clock and the same delay, so that end minus start is the duration that slurmctld counts. If the prolog ran
-    minutes later, after another prolog, its date is not used, because the job already had its GPUs.
+    `start`: the start in the job's row. If the prolog ran without delay, the date of the prolog counts instead. The
+    epilog's date comes from the same clock with the same delay, so end minus start is the duration that slurmctld
+    counts. The date of a prolog that ran minutes later does not count, because the job already had its GPUs.
     """
     is_by_file = file.run is not None and file.run.start is None and start == file.start_wall
     if start is None or is_by_file:

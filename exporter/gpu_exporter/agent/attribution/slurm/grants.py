@@ -1,6 +1,6 @@
 """Makes the grant of a device from a job's position (IDX), and describes the evidence for and against the grant.
 
-Pure, except for the files that name MIG instances.
+Reads only the files that name MIG instances, and has no other side effects.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def make_grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: 
 
 
 def why_not_running(known: KnownJob, steps: Steps) -> tuple[str, str]:
-    """Returns why a job does not run, as a text and as one word. Both are "" if it runs."""
+    """Returns why a job does not run, as a text and as one word. Both are "" if the job runs."""
     state = known.job.state
     if state != "RUNNING":
         return f"the job is {state}", state.lower() if STATE.fullmatch(state) else "other"
@@ -68,10 +68,10 @@ def why_contradicted(gpus: JobGpus, file: JobFile) -> str:
     return "the prolog's file lists IDX {}, but slurmctld reports IDX {}".format(*sayings)
 
 
-def list_witnesses(job_id: str, present: Present, *, is_told: bool) -> str:
-    """Returns a text with the evidence that the job is on this node. `is_told`: slurmctld has reported the job."""
+def list_witnesses(job_id: str, present: Present, *, is_reported: bool) -> str:
+    """Returns a text with the evidence that the job is on this node. `is_reported`: slurmctld has reported the job."""
     own = ["step"] * (job_id in present.steps.pids) + ["prolog"] * (job_id in present.files)
-    return ", ".join((*own, *["slurmctld"] * is_told))
+    return ", ".join((*own, *["slurmctld"] * is_reported))
 
 
 def open_instance(grant: Grant, index: int, order: GpuOrder, procfs: Path) -> Grant:

@@ -4,8 +4,8 @@ The content of a file shows its layout:
 
 - gpu-exporter (contrib/slurm): JOBID with lines `gpus=0,3` (SLURM_JOB_GPUS, positions) and `visible=...` (the prolog's
   CUDA_VISIBLE_DEVICES; its UUIDs count if it has any: since Slurm 25.11 with AutoDetect=nvml, and for MIG), and the
-  job's data from the prolog's environment: user, uid, account, partition, cluster, restarts, start (since 23.02),
-  nodes.
+  job's data from the prolog's environment: mps (`yes`, or empty), user, uid, account, partition, cluster, restarts,
+  start (since 23.02), nodes. Earlier versions of the prolog wrote fewer lines.
 - plazonic/nvidia_gpu_prometheus_exporter and jobstats (/run/gpustat): GPU-<uuid>, MIG-<uuid> or a number, with `JOBID
   UID`.
 - dcgm-exporter (--hpc-job-mapping-dir): GPU or GPU.INSTANCE, with one job id in each line. A number there is an index
@@ -37,6 +37,7 @@ GPUS_MAX = 64  # more than any node has: a file with this or a higher number as 
 JOB = re.compile(r"[1-9][0-9]{0,17}")
 UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 NUMBER = re.compile(r"[0-9]{1,4}(?:[.:][0-9]{1,4})?")
+ENDED_NAME = re.compile(r"(?:([1-9][0-9]{9})\.)?[1-9][0-9]{0,17}")
 WORD = re.compile(r"[A-Za-z0-9._@+-]{1,128}")
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -65,6 +66,7 @@ class JobFile(NamedTuple):
     - `indexes`, `uuids`: positions (IDX) and UUIDs, in the same order; each may be missing.
     - `written_wall`, `began_wall`: when the file was written, and when the prolog ran (Unix seconds).
     - `run`: None if the record is incomplete.
+    - `mps`: whether the job has parts of GPUs by MPS, None if the prolog did not write it.
     """
 
     indexes: tuple[int, ...] = ()
@@ -72,6 +74,7 @@ class JobFile(NamedTuple):
     written_wall: float = 0.0
     run: FiledRun | None = None
     began_wall: float | None = None
+    mps: bool | None = None
 
     @property
     def start_wall(self) -> float:
@@ -82,11 +85,26 @@ class JobFile(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """A job whose GPUs became free at `end_wall` (whole Unix seconds, as in Slurm)."""
+    """A job whose GPUs became free at `end_wall` (Unix seconds, whole if the epilog wrote them).
+
+    - `number`: the number in the name of the epilog's file, 0 without one.
+    - `by_steps`: no epilog has reported the end, but the job no longer has a step.
+    """
 
     job_id: str
     file: JobFile
     end_wall: float
+    number: int = 0
+    by_steps: bool = False
+
+    @property
+    def run(self) -> str:
+        """The job id, restart count and start, which identify a run."""
+        run, began = self.file.run, self.file.began_wall
+        start = began if began is not None else run.start if run is not None else None
+        return (
+            f"{self.job_id}/{run.restarts if run is not None else ''}/{self.end_wall if start is None else start:.0f}"
+        )
 
 
 class Filed(NamedTuple):
@@ -114,7 +132,10 @@ def read_job_files(directory: Path) -> Filed:
         _check_writers(os.fstat(handle), str(directory))
         names = sorted(os.listdir(handle))  # noqa: PTH208 -- of the checked directory
         if len(names) > FILES_MAX:
-            raise SourceError(f"{directory}: {len(names)} files, but a prolog writes at most {FILES_MAX}")
+            raise SourceError(
+                f"{directory}: {len(names)} files, but a prolog writes at most {FILES_MAX}, so the exporter reads "
+                "none: remove the files of ended jobs, and check whether the epilog runs"
+            )
         jobs: dict[str, JobFile] = {}
         problems: list[str] = []
         for name in names:
@@ -131,36 +152,59 @@ def read_job_files(directory: Path) -> Filed:
         os.close(handle)
 
 
-def read_ended(directory: Path, known: Mapping[str, Stamp]) -> tuple[list[EndedJob], dict[str, Stamp]]:
-    """Returns the jobs that have ended, from the files of gpu-exporter's epilog, and the present state of each file.
+class EndedFiles(NamedTuple):
+    """The files of gpu-exporter's epilog.
 
-    Omits jobs whose file has the same state as in `known`, and files that cannot be parsed. Empty if no epilog writes
-    files. Raises SourceError if other users may write to the directory.
+    - `jobs`: the jobs in new and changed files.
+    - `stamps`: the present state of each file.
+    - `odd`: the new and changed files that are not read, and why.
     """
+
+    jobs: list[EndedJob]
+    stamps: dict[str, Stamp]
+    odd: dict[str, str]
+
+
+def read_ended(directory: Path, known: Mapping[str, Stamp]) -> EndedFiles:
+    """Returns the jobs that have ended, from the newest FILES_MAX files of gpu-exporter's epilog.
+
+    Omits files with the same state as in `known`. Empty if no epilog writes files. Raises SourceError if other users
+    can write to the directory.
+    """
+    ended = EndedFiles([], {}, {})
     try:
         handle = os.open(directory / ENDED, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return [], {}
+        return ended
     try:
         _check_writers(os.fstat(handle), str(directory / ENDED))
-        found: list[EndedJob] = []
-        stamps: dict[str, Stamp] = {}
-        for name in os.listdir(handle)[:FILES_MAX]:  # noqa: PTH208 -- of the checked directory
+        names = filter(ENDED_NAME.fullmatch, os.listdir(handle))  # noqa: PTH208 -- of the checked directory
+        for name in sorted(names, key=number_of)[-FILES_MAX:]:
             try:
                 status = os.stat(name, dir_fd=handle, follow_symlinks=False)
-                stamps[name] = status.st_ino, status.st_ctime_ns
-                if known.get(name) != stamps[name]:
-                    found.append(_parse_ended(*_read(handle, name)))
-            except (OSError, ValueError, KeyError, SourceError):
+                ended.stamps[name] = status.st_ino, status.st_ctime_ns
+                if known.get(name) != ended.stamps[name]:
+                    ended.jobs.append(_parse_ended(*_read(handle, name))._replace(number=number_of(name)))
+            except FileNotFoundError:  # the epilog has just removed it
                 continue
-        return found, stamps
+            except (OSError, ValueError, SourceError) as exc:
+                ended.odd[name] = str(exc)
+        return ended
     finally:
         os.close(handle)
 
 
+def number_of(name: str) -> int:
+    """Returns the number in the name of a file of gpu-exporter's epilog. 0 for the names of earlier versions."""
+    match = ENDED_NAME.fullmatch(name)
+    return need_whole(match[1]) if match is not None and match[1] else 0
+
+
 def _parse_ended(text: str, written: float) -> EndedJob:
-    """Parses a file of gpu-exporter's epilog. Raises ValueError or KeyError for any other text."""
+    """Parses a file of gpu-exporter's epilog. Raises ValueError for any other text."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
+    if not {"job", "end"} <= values.keys():
+        raise ValueError("lacks job= or end=")
     job, jobs = values["job"], dict[str, JobFile]()
     _add(jobs, job, text, written)
     return EndedJob(job, jobs[job], need_whole(values["end"]) + 0.0)
@@ -169,7 +213,7 @@ def _parse_ended(text: str, written: float) -> EndedJob:
 def read_trusted(path: Path, most: int) -> str:
     """Returns the text of a file, if other users can write neither to the file nor to its directory.
 
-    Raises OSError, ValueError, and SourceError if other users may write there.
+    Raises OSError, ValueError, and SourceError if other users can write to either.
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -183,7 +227,9 @@ def read_trusted(path: Path, most: int) -> str:
 def _check_writers(status: os.stat_result, name: str, owner: int = 0) -> None:
     if status.st_uid not in (0, os.geteuid(), owner) or status.st_mode & OTHERS_WRITE:
         mode = stat.S_IMODE(status.st_mode)
-        raise SourceError(f"{name}: refused: other users may write there (uid {status.st_uid}, mode {mode:04o})")
+        raise SourceError(
+            f"{name}: not read, because other users can write to it (uid {status.st_uid}, mode {mode:04o})"
+        )
 
 
 def _read(directory: int, name: str, most: int = READ_MAX, owner: int = 0) -> tuple[str, float]:
@@ -230,7 +276,9 @@ def _add(jobs: dict[str, JobFile], name: str, text: str, written: float) -> None
         visible = [word for word in values.get("visible", "").split(",") if UUID.fullmatch(word)]
         indexes = tuple(parse_ranges(values.get("gpus", "")) if values.get("gpus") else ())
         began = whole(values.get("began", ""), WHOLE_MAX)
-        jobs[name] = JobFile(indexes, tuple(visible), written, _run(values), None if began is None else began + 0.0)
+        mps = {"": False, "yes": True}.get(values.get("mps", "unknown"))
+        began_wall = None if began is None else began + 0.0
+        jobs[name] = JobFile(indexes, tuple(visible), written, _run(values), began_wall, mps)
         return
     if not (UUID.fullmatch(name) or NUMBER.fullmatch(name)):
         raise ValueError("its name is neither a GPU nor a job id")

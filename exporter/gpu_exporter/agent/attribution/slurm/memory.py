@@ -1,8 +1,8 @@
 """Saves Slurm's last report about this node, to use it after a restart of the exporter until slurmctld answers.
 
-A saved job counts only while there is proof that it is the same run: one of its saved processes still runs, or its
-prolog's file has the same date. The job number alone proves nothing, because a requeued job keeps its number and gets
-other GPUs. Without such proof, a GPU in use gets an unknown holder.
+A saved job counts only with proof that it is the same run: one of its saved processes still runs, or its prolog's file
+has the same date. The job number proves nothing, because a requeued job keeps its number and gets other GPUs. Without
+proof, a GPU in use has an unknown holder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ BOOT_MAX_S = 60.0  # changes of the clock move the boot time by less; another bo
 
 
 class Run(NamedTuple):
-    """Identifies one run of a job: its processes with start times (seconds after boot), and its file's date."""
+    """Identifies one run of a job: its processes with start times (seconds after boot), and the date of the prolog's
+    file.
+    """
 
     processes: Mapping[int, float]
     filed_wall: float | None
@@ -37,7 +39,7 @@ class SlurmMemory:
 
     def __init__(self, directory: Path | None, node: str, procfs: Procfs, *, writes: bool = True) -> None:
         """`directory`: None to remember nothing. `writes`: whether to write the file."""
-        self._file = Remembered(directory, FILE, node, "who holds what", writes=writes)
+        self._file = Remembered(directory, FILE, node, "the holders of GPUs", writes=writes)
         self._procfs = procfs
         self._saved_at = 0.0
         self._saved_look = 0.0

@@ -66,7 +66,7 @@ class Pace:
 
 
 class Retry:
-    """Decides when to request missing data again: at once after a change, otherwise at growing intervals."""
+    """Decides when to request missing data again: immediately after a change, otherwise at growing intervals."""
 
     def __init__(self, first_s: float, most_s: float) -> None:
         self._first_s, self._most_s = first_s, most_s

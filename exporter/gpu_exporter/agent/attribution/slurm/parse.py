@@ -42,7 +42,18 @@ COLUMNS = (
 )
 SQUEUE_FORMAT = ",".join(f"{column}:256|" for column in COLUMNS)
 SINFO_WIDTH = 8192
-SINFO_FORMAT = f"GresUsed:{SINFO_WIDTH}|"
+REASON_MAX = 200  # characters of an administrator's text about a node
+SINFO_FORMAT = f"GresUsed:{SINFO_WIDTH}|,StateComplete:256|,Reason:256|"
+SINFO_ROW = re.compile(r"[^|]*\|[A-Za-z_+*~#!%$@^ -]*\|")  # not a further line of a reason
+# Slurm's words for the state of a node on which no job may start, in the order of weight. A node that waits for a
+# planned job (PLANNED), or that Slurm can power up, is open.
+CLOSED = {
+    "down": frozenset(
+        ("DOWN", "ERROR", "FAIL", "FAILING", "NOT_RESPONDING", "INVAL", "INVALID_REG", "UNKNOWN", "FUTURE")
+    ),
+    "drained": frozenset(("DRAIN",)),
+    "reserved": frozenset(("RESERVED", "MAINTENANCE", "MAINT", "BLOCKED")),
+}
 
 
 class Job(NamedTuple):
@@ -134,7 +145,8 @@ class JobGpus(NamedTuple):
 
     - `total`: number of GPUs of which the job has all or a part; None if Slurm does not report the GPU of a part.
     - `unnamed`: number of GPUs on this node that Slurm counts without an IDX.
-    - `shared`, `unnamed_share`: as in Gres.
+    - `shared`: GPUs of which the job has a part, and how they are divided (shard, mps).
+    - `unnamed_share`: Slurm's item for a part of a GPU, if it does not name the GPU.
     """
 
     indexes: tuple[int, ...]
@@ -145,7 +157,11 @@ class JobGpus(NamedTuple):
 
     def positions(self) -> tuple[int, ...]:
         """Returns every IDX at which the job has a GPU or a part of a GPU."""
-        return (*self.indexes, *(index for index, _ in self.shared))
+        return tuple(index for index, _ in self.parts())
+
+    def parts(self) -> tuple[tuple[int, str], ...]:
+        """Returns every IDX at which the job has a GPU, with "" for a whole GPU, and otherwise how it is divided."""
+        return (*((index, "") for index in self.indexes), *self.shared)
 
 
 def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
@@ -194,11 +210,15 @@ class NodeRecord(NamedTuple):
     - `configured`: (type, count) in the order of slurm.conf.
     - `used`: the GPUs in use. If GPUs have no type, Slurm may print only their number without positions.
     - `slurmd_start`: Unix seconds, None if missing.
+    - `closed`: a key of CLOSED if Slurm starts no job on the node, except for the users of a reservation; "" otherwise.
+    - `reason`: the administrator's text about a closed node, "" if there is none.
     """
 
     configured: tuple[tuple[str, int], ...]
     used: Gres
     slurmd_start: float | None = None
+    closed: str = ""
+    reason: str = ""
 
 
 def parse_node(text: str) -> NodeRecord:
@@ -209,9 +229,14 @@ def parse_node(text: str) -> NodeRecord:
     configured = _field(text, r"^\s*Gres=(\S*)\s*$") or ""
     start = _field(text, r"\bSlurmdStartTime=(\d+)\b")
     try:
-        return read_node(configured, used, None if start is None else need_real(start))
+        record = read_node(configured, used, None if start is None else need_real(start))
     except ValueError as exc:
         raise SourceError(f"scontrol show node -d: {exc}") from exc
+    state, reason = (
+        _field(text, r"^\s*State=(\S+)") or "",
+        _field(text, r"^\s*Reason=(.*?)(?: \[[^\[\]]*\])?\s*$") or "",
+    )
+    return close_node(record, state, reason)
 
 
 def read_node(configured: str, used: str, slurmd_start: float | None) -> NodeRecord:
@@ -219,16 +244,38 @@ def read_node(configured: str, used: str, slurmd_start: float | None) -> NodeRec
     return NodeRecord(_configured(configured), parse_gres(used), slurmd_start)
 
 
-def parse_sinfo(text: str) -> Gres:
-    """Returns the GPUs in use on one node, from the output of `sinfo -h -N -n NODE -O SINFO_FORMAT`.
+def close_node(record: NodeRecord, state: str, reason: str) -> NodeRecord:
+    """Returns the record with the node's state, in Slurm's words such as `IDLE+DRAIN`, `DOWN*` or `idle+reserved`.
 
-    sinfo prints a line for each partition. Raises SourceError if the output cannot be parsed.
+    `reason`: the administrator's text. It remains after the node is open again.
     """
-    cells = {line.rpartition("|")[0].strip() for line in text.splitlines()}
-    if len(cells) != 1 or not (cell := cells.pop()) or len(cell) >= SINFO_WIDTH:
+    words = set(re.findall("[A-Z_]+", state.upper()))
+    if "*" in state:
+        words.add("NOT_RESPONDING")
+    closed = next((name for name, of_it in CLOSED.items() if words & of_it), "")
+    is_given = closed and reason.strip().casefold() not in ("", "none", "(null)")
+    return record._replace(closed=closed, reason=reason.strip()[:REASON_MAX] if is_given else "")
+
+
+def parse_sinfo(text: str, record: NodeRecord) -> NodeRecord:
+    """Returns the node's record with its present use and state, from `sinfo -h -N -n NODE -O SINFO_FORMAT`.
+
+    sinfo prints a line for each partition, and the line breaks of a reason as they are. Raises SourceError if the
+    output cannot be parsed.
+    """
+    rows: list[str] = []
+    for line in text.split("\n"):
+        if rows and not SINFO_ROW.match(line):
+            rows[-1] += f" {line}"
+        elif line.strip():
+            rows.append(line)
+    lines = [row.split("|", 2) for row in rows]
+    cells = {line[0].strip() for line in lines}
+    if len(cells) != 1 or len(lines[0]) < 3 or not (cell := cells.pop()) or len(cell) >= SINFO_WIDTH:
         raise SourceError("sinfo prints no GresUsed for this node, so the exporter cannot see which GPUs are free")
+    _, state, reason = lines[0]
     try:
-        return parse_gres(cell)
+        return close_node(record._replace(used=parse_gres(cell)), state, reason.rpartition("|")[0])
     except ValueError as exc:
         raise SourceError(f"sinfo: {exc}") from exc
 

@@ -16,7 +16,7 @@ SCHEMA = 1
 class Picture(NamedTuple):
     """The state of one node at `asked_wall` (Unix seconds). The collector renews it every `each_s` seconds.
 
-    `jobs`: by id, including jobs without GPUs.
+    `jobs`: the node's jobs by id, including jobs without GPUs.
     """
 
     asked_wall: float
@@ -96,6 +96,8 @@ def _node(data: dict[str, Any]) -> NodeRecord:
             _text(used["unnamed_share"]),
         ),
         None if start is None else need_real(start),
+        _text(data.get("closed", "")),  # a collector of an earlier version does not know the state
+        _text(data.get("reason", "")),
     )
 
 

@@ -1,12 +1,12 @@
-"""Detects pods that run slurmd, e.g. of the Slinky operator. These pods are nodes of Slurm, not holders.
+"""Detects pods that run slurmd, e.g. those of the Slinky operator. These pods are nodes of Slurm, not holders.
 
 The kubelet allocates GPUs to such a pod, and Slurm allocates these GPUs to jobs. The holder is the job, and a GPU
 without a job is free for Slurm. A pod counts as a slurmd pod if the administrator configured its name, or if a process
 of this node's Slurm jobs was seen in the pod.
 
-The jobs in a slurmd pod are known in two cases: the pod is the only slurmd pod here, or a job of this node was seen in
-it. In all other cases, and without the Slurm source, the job of a GPU is unknown. The pod is then shown as the holder,
-and is never judged.
+The jobs in a slurmd pod are known if the pod is the only slurmd pod here, or if a job of this node was seen in it.
+Otherwise, and without the Slurm source, the job of a GPU is unknown. Then the pod is shown as the holder, and is never
+judged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Reports which Slurm job has which GPU of this node.
-
-Every poll reads which jobs are on this node, from the node alone (presence.py). The source asks slurmctld for the GPUs
-of each job (controller.py) when a job starts or ends here, and otherwise about once a minute (pace.py). It does not ask
-if the prolog's files show which jobs have GPUs. For jobs that are not visible on the node, an answer counts until the
-next request.
+"""Reports the Slurm job of each GPU of this node. Every poll finds the jobs on this node, from the node alone
+(presence.py). The source asks slurmctld for the GPUs of each job (controller.py) when a job starts or ends here, and
+otherwise about once a minute (pace.py). If the prolog's files show which jobs have GPUs, it does not ask. For jobs that
+are not visible on the node, an answer counts until the next request.
 
 gres.conf defines which GPU an IDX means (gres/conf.py). If gres.conf proves no order, only a UUID from the prolog
 identifies a GPU.
@@ -20,7 +18,8 @@ from typing import NamedTuple, TypeAlias
 from gpu_exporter.agent.attribution.slurm import commands as slurm_commands
 from gpu_exporter.agent.attribution.slurm.collected import Collected
 from gpu_exporter.agent.attribution.slurm.controller import Controller, KnownJob, Run, SlurmSnapshot, how_far_ahead
-from gpu_exporter.agent.attribution.slurm.filed import FiledJobs, is_whole, read_job, start_here, start_of_run
+from gpu_exporter.agent.attribution.slurm.ends import Recall
+from gpu_exporter.agent.attribution.slurm.filed import FiledJobs, read_job, start_here, start_of_run
 from gpu_exporter.agent.attribution.slurm.grants import (
     list_witnesses,
     make_grant,
@@ -29,15 +28,17 @@ from gpu_exporter.agent.attribution.slurm.grants import (
     why_contradicted,
     why_not_running,
 )
-from gpu_exporter.agent.attribution.slurm.gres.conf import GpuOrder
+from gpu_exporter.agent.attribution.slurm.gres.boot import find_boot
+from gpu_exporter.agent.attribution.slurm.gres.conf import GpuOrder, Shares
 from gpu_exporter.agent.attribution.slurm.gres.epochs import Epochs
-from gpu_exporter.agent.attribution.slurm.gres.files import list_places, read_order
+from gpu_exporter.agent.attribution.slurm.gres.files import count_named, list_places, read_order
 from gpu_exporter.agent.attribution.slurm.job_files import EndedJob, JobFile
 from gpu_exporter.agent.attribution.slurm.memory import SlurmMemory
 from gpu_exporter.agent.attribution.slurm.pace import INTERVAL_MAX_S, Pace, Retry
 from gpu_exporter.agent.attribution.slurm.parse import Job, JobGpus, NodeRecord, SlurmConfig
 from gpu_exporter.agent.attribution.slurm.presence import Presence, Present
 from gpu_exporter.agent.attribution.slurm.steps import StepReader, Steps
+from gpu_exporter.agent.attribution.slurm.users import User, UserNames
 from gpu_exporter.agent.attribution.source import Answer, SourceError
 from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
@@ -47,6 +48,7 @@ from gpu_exporter.common.vendor import Vendor
 
 Watched: TypeAlias = "tuple[frozenset[str], frozenset[str]]"
 """Jobs on this node, and the stopped jobs among them."""
+_RunKey: TypeAlias = "tuple[str, str]"  # job id and restart count
 RENEW_FIRST_S, RENEW_MOST_S = 5.0, 600.0  # first and longest interval of requests while no order is proven
 ENDED_MAX = 4096  # ended jobs that are kept while Slurm has never answered
 # A slurmd that started later by more than this has restarted. The kernel's boot time moves by less with the clock.
@@ -63,6 +65,7 @@ class SlurmOptions(NamedTuple):
     - `collected`: address or directory of a collector, which then replaces slurmctld.
     - `state`: directory for state that survives a restart, None to keep no state.
     - `keeps_state`: this process also writes to `state`.
+    - `recall`: returns the state file's content about ended jobs (ends.py), None to count no jobs of the past.
     """
 
     node: str = ""
@@ -73,13 +76,14 @@ class SlurmOptions(NamedTuple):
     collected: Address | Path | None = None
     state: Path | None = None
     keeps_state: bool = True
+    recall: Recall | None = None
 
 
 DEFAULTS = SlurmOptions()
 
 
 class SlurmSource:
-    """Reports which jobs have the GPUs of one node of a Slurm cluster."""
+    """Reports the jobs on the GPUs of one node of a Slurm cluster."""
 
     name = "slurm"
 
@@ -104,7 +108,7 @@ class SlurmSource:
             else Collected(self._node, options.collected, timeout_s, clock)
         )
         steps = StepReader(self._node, lambda command: run(command, timeout_s), procfs)
-        self._presence = Presence(steps, options.job_files, clock)
+        self._presence = Presence(steps, options.job_files, clock, options.recall)
         self._pace = pace if pace is not None else Pace(60.0)
         self._look: SlurmSnapshot | None = None
         self._renewed_s = 0.0  # seconds between two answers of slurmctld
@@ -114,12 +118,17 @@ class SlurmSource:
         self._written: dict[str, float] = {}  # when the files of jobs were written, at the last poll
         self._epochs = Epochs(options.state, self._node, writes=options.keeps_state)
         self._memory = SlurmMemory(options.state, self._node, procfs, writes=options.keeps_state)
+        self._users = UserNames(options.state, self._node, writes=options.keeps_state)
         self._filed = FiledJobs()
         self._granted: dict[str, tuple[str, list[Grant]]] = {}  # by job, at the last poll: restart count and grants
         self._ended: list[EndedJob] = []  # ended jobs that are not reported yet
-        self._said: tuple[GpuOrder, bool] | None = None  # content of gres.conf at the last poll: order, shared GPUs
+        self._missed = 0  # number of other ended jobs that are not reported yet
+        self._over: dict[_RunKey, _Over] = {}  # ended runs, until slurmctld no longer lists the job
+        self._said: tuple[GpuOrder, Shares] | None = None  # content of gres.conf at the last poll: order, shared GPUs
         self._misfit = False  # gres.conf and Slurm's report about the node prove no order
         self._slurmd = NewestProcess(procfs, "slurmd")
+        self._slurmd_start: float | None = None  # at the last poll
+        self._reconfigured: float | None = None  # when slurmd had restarted, until a later answer of Slurm
         self._renewal = Retry(RENEW_FIRST_S, RENEW_MOST_S)
         self._again: dict[str, float] = {}  # jobs that may have been requeued, and when their processes were new
         self._settled: set[str] = set()  # jobs that had a step here at an earlier request
@@ -128,7 +137,9 @@ class SlurmSource:
         """Returns the jobs' grants. Raises SourceError if slurmctld has never answered, and no answer was saved."""
         now = self._clock.monotonic()
         present = self._presence.read(self._look.config.prolog_flags if self._look is not None else None)
-        self._ended = [*self._ended, *present.ended][-ENDED_MAX:]
+        ended = [*self._ended, *present.ended]
+        self._ended = ended[-ENDED_MAX:]
+        self._missed += present.missed + len(ended) - len(self._ended)
         pids = present.steps.pids
         filed = self._filed.find(self._look, present) if self._look is not None else {}
         others = {job for job in pids if _is_other(self._before.pids.get(job), pids[job])}
@@ -138,7 +149,9 @@ class SlurmSource:
         self._again |= dict.fromkeys(others - filed.keys(), now)
         self._before, self._written = present.steps, written
         renew = self._misfit and self._renewal.is_due(now, self._newer_slurmd())
-        if self._pace.is_due(now, self._watch(present) != self._seen or bool(self._again)) or renew:
+        self._note_slurmd(now)
+        changed = self._watch(present) != self._seen or bool(self._again) or self._reconfigured is not None
+        if self._pace.is_due(now, changed) or renew:
             self._ask(present, now, renew)
             self._seen = self._watch(present)
         if self._look is None:
@@ -146,7 +159,10 @@ class SlurmSource:
         elif not self._failed:
             self._memory.keep(self._look, present, now, self._clock.wall())
         if self._look is None:
-            raise SourceError(self._failed)
+            failed = SourceError(self._failed)
+            places = list_places(SlurmConfig("", "", "", frozenset()), self._node, self._gres_conf)
+            failed.counted = count_named(places, self._node, self._vendor)
+            raise failed
         return self._answer(self._look, present)
 
     def _watch(self, present: Present) -> Watched:
@@ -160,7 +176,7 @@ class SlurmSource:
             stopped = present.steps.stopped & jobs
             jobs = jobs - self._filed.settled(self._look, present, self._clock.wall())
             doubtful = self._filed.list_lost(self._look, present) | (present.stale & self._look.jobs.keys())
-            return jobs | doubtful, stopped
+            return jobs | doubtful | present.over, stopped
         return jobs, present.steps.stopped & jobs
 
     def _newer_slurmd(self) -> float | None:
@@ -172,15 +188,29 @@ class SlurmSource:
         known = self._look.node.slurmd_start if self._look is not None else None
         return start if start is not None and known is not None and start > known + RESTART_S else None
 
+    def _note_slurmd(self, now: float) -> None:
+        """Notes a restart of slurmd. Slurm's configuration may have changed, since from 23.11 `scontrol reconfigure`
+        restarts slurmd.
+        """
+        start = self._slurmd.start_wall()
+        if start is None:
+            return
+        if self._slurmd_start is not None and abs(start - self._slurmd_start) > RESTART_S:
+            self._reconfigured = now
+        self._slurmd_start = start
+
     def _ask(self, present: Present, now: float, renew: bool) -> None:
         here = present.jobs
+        is_reconfigured = self._reconfigured is not None
         try:
-            look = self._controller.look(here - self._again.keys(), renew=renew)
+            look = self._controller.look(here - self._again.keys(), renew=renew, is_reconfigured=is_reconfigured)
         except SourceError as exc:
             self._failed = str(exc)
             self._pace.failed(now)
             return
         self._look, self._failed = look, ""
+        if self._reconfigured is not None and look.asked >= self._reconfigured:
+            self._reconfigured = None  # an older answer of the collector may have the old configuration
         self._again = {job: since for job, since in self._again.items() if since > look.asked}
         self._settled = (self._settled | here) & (look.jobs.keys() | here)
         # A job whose steps have ended is ending. A job that never had a step may remain so for days.
@@ -191,7 +221,8 @@ class SlurmSource:
             now,
             self._clock.monotonic() - now,
             unsettled=bool(moving or look.doubt() or _list_late(look, present)),
-            quiet=present.is_complete and is_proven,
+            # A collector's answer costs slurmctld nothing. A closed node may be opened again.
+            quiet=present.is_complete and is_proven and not look.each_s and not look.node.closed,
         )
         # A snapshot that needs no request counts as new until something changes. Then its age counts as usual.
         self._renewed_s = min(self._pace.interval_s + look.each_s, INTERVAL_MAX_S)
@@ -202,18 +233,23 @@ class SlurmSource:
         Raises SourceError if the jobs contradict the record, and it is unclear which job is wrong.
         """
         config = look.config
-        found = read_order(list_places(config, self._node, self._gres_conf), self._node, look.node, self._vendor)
+        places = list_places(config, self._node, self._gres_conf)
+        found = read_order(places, self._node, look.node, self._vendor, find_boot(Procfs(self._procfs)))
         # A file that was changed after slurmd started may still be written, and its line about parts may be missing.
         said, self._said = self._said, (found.order, found.shares)
         is_settled = found.since is not None or said == self._said
-        self._filed.is_on = found.order.kind != "unknown" and not found.shares and is_settled
-        lost, told = self._filed.list_lost(look, present), look.jobs
+        self._filed.shares = found.shares if found.order.kind != "unknown" and is_settled else None
+        lost, reported = self._filed.list_lost(look, present), look.jobs
         look, disputed = self._filed.merge(look, present, self._clock.monotonic())
+        look = self._leave_out_ended(look, present, reported)
+        files = (*present.files.values(), *(job.file for job in self._ended))
+        self._users.note(User(known.job.user, known.job.uid) for known in look.jobs.values())
+        self._users.note(User(file.run.user, file.run.uid) for file in files if file.run is not None)
         problems = [text for text in (self._failed, look.problem, *disputed.values()) if text]
         if lost:
             named = ", ".join(sorted(lost)[:3])
             problems.append(
-                f"only a prolog's file reported job {named}, and the job is not seen now, so no GPU is reported as free"
+                f"job {named} has only a prolog's file, and Slurm does not list the job, so no GPU is reported as free"
             )
         problems += self._count_surplus(look)
         order = self._epochs.note(found, look.node.slurmd_start, self._clock.wall())
@@ -222,7 +258,7 @@ class SlurmSource:
             problems.append(f"GPUs in use cannot be resolved: {order.problem}")
         else:
             self._renewal.settle()
-        granted = self._grant_jobs(look, present, told, order)
+        granted = self._grant_jobs(look, present, reported, order)
         hidden = self._grant_hidden(look, order)
         ended, missed = self._list_ended(look, order)
         over = {grant.holder.key for grant in ended}
@@ -236,8 +272,12 @@ class SlurmSource:
         problems += granted.problems
         share = look.node.used.unnamed_share or next((g.unnamed_share for g in look.gpus() if g.unnamed_share), "")
         if share:
-            problems.append(f"{share} is in use, but Slurm does not report of which GPU, so no GPU is reported as free")
-        notices, late = self._list_notices(look, present), _list_late(look, present)
+            problems.append(f"{share} is in use, but Slurm does not name the GPU, so no GPU is reported as free")
+        unasked = self._list_unasked(look, present)
+        notices, late = self._list_notices(look, present), _list_late(look, present) | unasked
+        if unasked:
+            named = ", ".join(sorted(unasked)[:3])
+            notices.append(f"slurmctld is not asked yet about job {named}, so no GPU is reported as free")
         return Answer(
             grants,
             "; ".join(dict.fromkeys(problems)),
@@ -248,20 +288,54 @@ class SlurmSource:
             as_of=look.asked if self._failed or look.each_s else None,
             is_old=bool(self._failed),
             devices=None if self._failed else _count_devices(order, look.node),
+            closed="" if self._failed else look.node.closed,
+            closed_reason="" if self._failed else look.node.reason,
+            counted=0 if found.order.kind == "unknown" else sum(count for _, count in look.node.configured),
             ended=ended,
             missed=missed,
+            reported=present.reported,
         )
+
+    def _leave_out_ended(
+        self, look: SlurmSnapshot, present: Present, reported: Mapping[str, KnownJob]
+    ) -> SlurmSnapshot:
+        """Returns the snapshot without runs whose epilog has run here, or whose steps ended after slurmctld reported
+        the run. slurmctld may list them for some time after that. A GPU that it reports as in use remains in use.
+
+        `reported`: the jobs that slurmctld reported.
+        """
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        by_steps, by_epilog = dict[_RunKey, _Over](), dict[_RunKey, _Over]()
+        for job in present.ended:
+            if job.file.run is not None:
+                at = now - max(0.0, wall - job.end_wall) if job.by_steps else now
+                ended = by_steps if job.by_steps else by_epilog
+                ended[job.job_id, job.file.run.restarts] = _Over(at, is_sure=not job.by_steps)
+        filed = {(job, file.run.restarts if file.run is not None else "") for job, file in present.files.items()}
+        self._over = {
+            run: over
+            for run, over in (self._over | by_steps).items()
+            if (run[0] in reported or look.asked <= over.at) and run not in filed  # else it runs again
+        }
+        gone = {run for run, over in self._over.items() if over.is_sure or look.asked <= over.at}
+        still = {job: known for job, known in look.jobs.items() if (job, known.job.restarts) not in gone}
+        self._over |= by_epilog  # this poll reports their ends, and the next one no longer has their files
+        return look._replace(jobs=still)
+
+    def _list_unasked(self, look: SlurmSnapshot, present: Present) -> Set[str]:
+        """Returns jobs with GPUs that started since the last request, while the limit of early requests is reached."""
+        asked = self._seen[0] if self._seen is not None else frozenset()
+        filed = {job for job, file in present.files.items() if file.indexes or file.uuids}
+        return filed - look.jobs.keys() - asked
 
     def _list_notices(self, look: SlurmSnapshot, present: Present) -> list[str]:
         """Returns messages for people that affect no grant."""
-        notices = list(present.notices)
+        notices = [*present.notices, *self._users.list_notices()]
         hidden, late = sorted(look.in_use() - look.claimed()), sorted(_list_late(look, present))
         if hidden:
             notices.append(self._why_hidden(f"IDX {', '.join(map(str, hidden))}", look.config))
         if late:
-            notices.append(
-                f"not in the collector's last round: job {', '.join(late[:3])}, so no GPU is reported as free"
-            )
+            notices.append(f"the collector's last round lacks job {', '.join(late[:3])}, so no GPU is reported as free")
         return notices
 
     def _count_surplus(self, look: SlurmSnapshot) -> list[str]:
@@ -270,15 +344,17 @@ class SlurmSource:
             return []
         surplus = look.surplus()
         if surplus > 0:
-            raise SourceError(f"the jobs of node {self._node} have {surplus} more GPUs than its record lists as in use")
+            raise SourceError(
+                f"the jobs of node {self._node} have {surplus} more GPUs than the node's record shows as in use"
+            )
         if surplus == 0:
             return []
         return [f"{self._why_hidden(f'{-surplus} GPUs', look.config)}, so no GPU is reported as free"]
 
     def _grant_jobs(
-        self, look: SlurmSnapshot, present: Present, told: Mapping[str, KnownJob], order: GpuOrder
+        self, look: SlurmSnapshot, present: Present, reported: Mapping[str, KnownJob], order: GpuOrder
     ) -> _Granted:
-        """Returns the grants of the jobs. `told`: the jobs that slurmctld reported, by id."""
+        """Returns the grants of the jobs. `reported`: the jobs that slurmctld reported, by id."""
         grants: list[Grant] = []
         problems: list[str] = []
         conflicts, used = 0, look.in_use()
@@ -296,11 +372,13 @@ class SlurmSource:
             contradicted = why_contradicted(gpus, file)
             why, obstacle = (contradicted, "contradiction") if contradicted else why_not_running(known, present.steps)
             conflicts += bool(contradicted)
-            witnesses = list_witnesses(job_id, present, is_told=told.get(job_id) is known)
-            for index, share in (*((index, "") for index in gpus.indexes), *gpus.shared):
+            witnesses = list_witnesses(job_id, present, is_reported=reported.get(job_id) is known)
+            for index, share in gpus.parts():
                 if index not in used:
                     conflicts += 1
-                    problems.append(f"{holder.label} claims IDX {index}, which node {self._node} does not have in use")
+                    problems.append(
+                        f"{holder.label} has IDX {index}, but node {self._node} does not list IDX {index} as in use"
+                    )
                     continue
                 grant = make_grant(index, own, holder, why, obstacle)._replace(
                     start_here=start, share=share, witnesses=witnesses
@@ -309,7 +387,12 @@ class SlurmSource:
                     grant = open_instance(grant, index, own, self._procfs)
                 if grant.kind == "unproven":
                     grant = name_by_prolog(grant, index, gpus, file)
-                grants.append(grant if self._is_here(job_id, present) else self._as_of(look, grant))
+                if not self._is_here(job_id, present):
+                    grant = self._as_of(look, grant)
+                elif job_id in present.waning:  # it may have ended after that list
+                    asked = look.asked if reported.get(job_id) is known else 0.0
+                    grant = grant._replace(confirmed=max(present.waning[job_id], asked))
+                grants.append(grant)
         return _Granted(grants, problems, conflicts)
 
     def _grant_hidden(self, look: SlurmSnapshot, order: GpuOrder) -> list[Grant]:
@@ -327,22 +410,33 @@ class SlurmSource:
         now, wall = self._clock.monotonic(), self._clock.wall()
         ahead_s = how_far_ahead(look.clock, now, wall)
         ended: list[Grant] = []
-        missed = 0
+        missed, self._missed = self._missed, 0
+        waiting: list[EndedJob] = []
         for job in self._ended:
             run, file = job.file.run, job.file
+            end = now - max(0.0, wall - job.end_wall)
+            if job.by_steps and look.asked > end and _has_run(look, job):
+                waiting.append(job)  # slurmctld has reported later that the job runs
+                continue
             restarts, grants = self._granted.get(job.job_id, ("", []))
             if run is not None and (run.cluster, run.restarts) != (look.config.cluster, restarts):
                 grants = []  # of another run, or of a job with that number in another cluster
-            if not grants and self._filed.is_on and is_whole(file, look):
+            if not grants and run is not None and self._filed.names(file, look):
                 known = read_job(job.job_id, file)
                 start = start_here(known.start, file, ahead_s)
                 own = self._epochs.at(start, order)
-                holder = self._holder(known, look.config, JobGpus(file.indexes, len(file.indexes)), known.start)
-                grants = [make_grant(index, own, holder, "", "")._replace(start_here=start) for index in file.indexes]
+                gpus = self._filed.gpus_of(file, look)
+                holder = self._holder(known, look.config, gpus, known.start)
+                if start is not None:  # if the clock was set back since the end, both dates are in the future
+                    start -= max(0.0, job.end_wall - wall)
+                grants = [
+                    make_grant(index, own, holder, "", "")._replace(start_here=start, share=share)
+                    for index, share in gpus.parts()
+                ]
             grants = [grant for grant in grants if grant.kind != "unproven"]
-            ended += [grant._replace(confirmed=now - max(0.0, wall - job.end_wall)) for grant in grants]
+            ended += [grant._replace(confirmed=end) for grant in grants]
             missed += not grants and bool(file.indexes or file.uuids)
-        self._ended = []
+        self._ended = waiting
         return tuple(ended), missed
 
     def _is_here(self, job_id: str, present: Present) -> bool:
@@ -358,12 +452,13 @@ class SlurmSource:
     def _holder(self, job: Job, config: SlurmConfig, gpus: JobGpus, began: float | None) -> Holder:
         # Cluster, job id, restart count and start: a requeued job is a new holder.
         start = "" if began is None else math.floor(began)
+        user = self._users.show(User(job.user, job.uid))
         return Holder(
             key=HolderKey("slurm", f"{config.cluster}/{job.job_id}/{job.restarts}/{start}"),
             job_id=job.job_id,
             cluster=config.cluster,
-            user=job.user,
-            uid=job.uid,
+            user=user.name,
+            uid=user.uid,
             account=job.account,
             partition=job.partition,
             qos=job.qos,
@@ -392,6 +487,23 @@ class SlurmSource:
         if "jobs" in config.private:
             return f"{text}: PrivateData=jobs hides them from uid {os.geteuid()}; run as SlurmUser or root"
         return text
+
+
+def _has_run(look: SlurmSnapshot, job: EndedJob) -> bool:
+    """Returns whether slurmctld reports this run of a job as present."""
+    known, run = look.jobs.get(job.job_id), job.file.run
+    return known is not None and run is not None and known.job.restarts == run.restarts
+
+
+class _Over(NamedTuple):
+    """The end of a run.
+
+    - `at`: when its epilog was seen, or when a list last had a step of it (monotonic seconds).
+    - `is_sure`: its epilog has run. Otherwise, a later report of slurmctld counts.
+    """
+
+    at: float
+    is_sure: bool
 
 
 class _Granted(NamedTuple):

@@ -1,12 +1,12 @@
 """Finds the jobs that have a step on this node, without asking slurmctld.
 
 `scontrol listpids` asks the slurmstepds of this node over sockets in SlurmdSpoolDir. The command works while slurmctld
-and slurmd are down, and needs no rights. It prints job numbers, even if processes remain in slurmd's cgroup
+and slurmd are down, and needs no rights. The command prints job numbers, even if processes remain in slurmd's cgroup
 (proctrack/linuxproc) or cgroups are named by SLUIDs (tried on 22.05.8 and 24.11.5).
 
-If one slurmstepd is just starting, or has died and left its socket, the command exits with status 1. 22.05.8 and 26.05
-first print the list of the others, 24.11.5 prints no list. A job between its prolog and its first step is not listed,
-unless PrologFlags has Contain: then each job has an extern step from its start to its end.
+If one slurmstepd is just starting, or has died and left its socket, the command exits with status 1. Slurm 22.05.8 and
+26.05 first print the list of the other jobs; 24.11.5 prints no list. A job between its prolog and its first step is not
+listed, except with PrologFlags=Contain, which gives each job an extern step from start to end.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from gpu_exporter.agent.devices.errors import (
+    NOT_READY,
     DeviceError,
     DeviceLost,
     DriverChanged,
@@ -59,7 +60,7 @@ class Asker:
             raise
         except DeviceError as exc:
             exc.once_answered = question in self.support.answered
-            if not (exc.once_answered or isinstance(exc, DeviceLost | DriverChanged)):
+            if not (exc.once_answered or exc.error == NOT_READY or isinstance(exc, DeviceLost | DriverChanged)):
                 self.support.note_failure(question, exc)
             raise
         self.answers += 1
@@ -132,7 +133,7 @@ class Fields:
         return found
 
     def refuse(self, field: int | tuple[int, int]) -> None:
-        """Treats a field that no longer answers as unsupported: reads it only every RETRY_S from now on."""
+        """Treats a field that no longer answers as unsupported: it is then read only every RETRY_S."""
         self._ask.support.give_up((self.CALL, field), NotSupported(self.CALL, "NVML_ERROR_NO_DATA"))
 
     def ask_again(self, field: int | tuple[int, int]) -> None:

@@ -1,8 +1,8 @@
 """Reads one GPU through NVML.
 
-This module converts all units of a device: percent to ratio, milliwatts to watts, millijoules to joules, MHz to hertz,
-KiB to bytes, nanoseconds and microseconds to seconds. If a driver lacks a newer call, the device uses an older call (a
-comment at each call has the versions).
+This module converts all units: percent to ratio, milliwatts to watts, millijoules to joules, MHz to hertz, KiB to
+bytes, nanoseconds and microseconds to seconds. If a driver lacks a newer call, the device uses an older one (a comment
+at each call has the versions).
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from gpu_exporter.agent.devices.nvml.library import SYSTEM, Handle, Library
 from gpu_exporter.agent.devices.nvml.nvlink import NvlinkCounters
 from gpu_exporter.agent.devices.nvml.support import SupportMatrix
 from gpu_exporter.agent.devices.protocol import (
+    COMPLETED,
+    FAILED,
     Clocks,
     Device,
+    Fabric,
     Gpm,
     Instance,
     InstanceIdentity,
@@ -111,7 +114,8 @@ class NvmlDevice(Device):
         self._instances_warned: set[str] = set()
         self._facts: dict[str, dict[str, Any]] = {}  # answers by call, by UUID of the instance
         self._nvlink = self._make_nvlink()
-        self.identity = DeviceIdentity(index, self.ask("nvmlDeviceGetUUID"), "", "", "", -1, MIG_UNKNOWN)
+        self._uuid = self.ask("nvmlDeviceGetUUID")
+        self.identity = DeviceIdentity(index, self._uuid, "", "", "", -1, MIG_UNKNOWN)
         self._unread = set(FACTS)
         self.identify()
 
@@ -180,7 +184,7 @@ class NvmlDevice(Device):
         """Gets a new handle from the driver, because a reset may make the old handle invalid. Raises DeviceError."""
         handle = self._library.ask("nvmlDeviceGetHandleByIndex", SYSTEM, self.identity.index)
         found = self._library.ask("nvmlDeviceGetUUID", handle)
-        if found != self.identity.uuid:
+        if found != self._uuid:
             raise DeviceLost("nvmlDeviceGetHandleByIndex", f"another GPU ({found}) now has this index")
         self.ask.handle = handle
         self._start_over()
@@ -198,9 +202,11 @@ class NvmlDevice(Device):
         self._instance_support.clear()
         self._once.clear()
         self._recent.clear()
-        self._library.ask("nvmlGpmSampleFree", SYSTEM, {self.identity.uuid, *self._windows})
+        self._library.ask("nvmlGpmSampleFree", SYSTEM, {self._label, *self._windows})
         self._windows = set()
+        up = self._nvlink.up
         self._nvlink = self._make_nvlink()
+        self._nvlink.up = up  # after a reset, the links train for some seconds
 
     def _slow_answer(self, call: str) -> Any:
         """Returns a value that only an administrator changes. Caches it for SLOW_ANSWER_TTL_S."""
@@ -273,13 +279,11 @@ class NvmlDevice(Device):
 
     def read_gpm(self) -> Gpm | None:
         self._require_gpm()
-        return read_gpm(self.ask, self.identity.uuid, pipes=nvml.GPM_PIPES)
+        return read_gpm(self.ask, self._label, pipes=nvml.GPM_PIPES)
 
     def reopen_gpm(self, subject: str) -> None:
         # The name of an instance's window is its UUID and "board" or "own".
-        names = (
-            {name for name in self._windows if name.partition(" ")[0] == subject} if subject else {self.identity.uuid}
-        )
+        names = {name for name in self._windows if name.partition(" ")[0] == subject} if subject else {self._label}
         self._library.ask("nvmlGpmSampleFree", SYSTEM, names)
 
     def read_memory(self) -> Memory:
@@ -370,6 +374,34 @@ class NvmlDevice(Device):
 
     def read_nvlink(self) -> Traffic:
         return self._nvlink.read()
+
+    def read_nvlinks_active(self) -> int:
+        if self.identity.mig_mode == "enabled":  # MIG instances have no NVLink
+            raise NotSupported("nvmlDeviceGetNvLinkState", "NVML_ERROR_NOT_SUPPORTED")
+        return self._nvlink.count_active(self.ask)
+
+    def read_nvlink_errors(self) -> Mapping[str, int]:
+        found = self._fields.read(*nvml.NVLINK_ERRORS.values())
+        return {kind: int(found[field]) for kind, field in nvml.NVLINK_ERRORS.items() if field in found}
+
+    def read_fabric(self) -> Fabric:
+        # The call with V came with driver 545; a recording may lack the health mask.
+        call = "nvmlDeviceGetGpuFabricInfoV"
+        state, status, *health = self.ask.first((call,), ("nvmlDeviceGetGpuFabricInfo",))
+        if state == nvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+            raise NotSupported(call, "NVML_ERROR_NOT_SUPPORTED")
+        if state < COMPLETED:
+            return Fabric(state)
+        if state > COMPLETED:
+            raise DeviceError(call, OUT_OF_RANGE)
+        if status != nvml.NVML_SUCCESS:
+            reason = nvml.error_name(status).removeprefix("NVML_ERROR_").replace("_", " ").lower()
+            return Fabric(FAILED, reason)
+        mask = sum(health)
+        problems = (
+            problem for problem, bit, width, bad in nvml.FABRIC_PROBLEMS if mask >> bit & (1 << width) - 1 == bad
+        )
+        return Fabric(state, ", ".join(problems))
 
     def read_ecc_errors(self) -> Mapping[str, int]:
         found = {

@@ -83,6 +83,27 @@ def _margin(handle: Handle) -> int:
     return int(found.celsius)
 
 
+def _fabric(handle: Handle) -> tuple[int, int, int]:
+    """Returns state, status (a return code) and health mask of the GPU's registration with the fabric."""
+    call = "nvmlDeviceGetGpuFabricInfoV"
+    found = structures.FabricInfo()
+    code = nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+    for version, size in ((3, ctypes.sizeof(found)), (2, structures.FabricInfo.summary.offset)):
+        if code == nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH:
+            found.version = size | version << 24
+            code = _raw(call)(handle.raw, ctypes.byref(found))
+    _check(call, code)
+    return found.state, found.status, found.health
+
+
+def _fabric_before_v(handle: Handle) -> tuple[int, int, int]:
+    """Does the same as `_fabric` on drivers that report no health."""
+    call = "nvmlDeviceGetGpuFabricInfo"
+    found = structures.FabricInfo()
+    _check(call, _raw(call)(handle.raw, ctypes.byref(found, structures.FabricInfo.cluster.offset)))
+    return found.state, found.status, 0
+
+
 RING_MAX = 65536  # entries; no driver is known to keep more than some hundred
 PROCESSES_MAX = 4096  # entries; some drivers list a hundred invalid entries (Syllo/nvtop issue 110)
 
@@ -269,6 +290,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetSupportedClocksThrottleReasons": _simple("nvmlDeviceGetSupportedClocksThrottleReasons"),
     "nvmlDeviceGetTotalEccErrors": _simple("nvmlDeviceGetTotalEccErrors"),
     "nvmlDeviceGetRemappedRows": _simple("nvmlDeviceGetRemappedRows"),
+    "nvmlDeviceGetNvLinkState": _simple("nvmlDeviceGetNvLinkState"),
+    "nvmlDeviceGetGpuFabricInfoV": _fabric,
+    "nvmlDeviceGetGpuFabricInfo": _fabric_before_v,
     **{
         f"nvmlDeviceGet{kind}RunningProcesses_{version}": (
             lambda handle, call=f"nvmlDeviceGet{kind}RunningProcesses_{version}": _processes(call, handle)
@@ -299,7 +323,7 @@ LIVE_CALLS = ("nvmlEventSetWait_v2", "nvmlGpmMetricsGet", "nvmlGpmSampleFree")
 
 
 class LiveLibrary:
-    """The driver of this host. Calls `libnvidia-ml.so.1` through pynvml, as the dynamic linker finds it."""
+    """The driver of this host. Calls, through pynvml, the `libnvidia-ml.so.1` that the dynamic linker finds."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._open = False
@@ -372,7 +396,7 @@ def explain_init(name: str) -> str:
         "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver library does not match the kernel module ({}): reboot, or "
         "restart this container",
         "NVML_ERROR_NO_PERMISSION": "the NVIDIA device files cannot be opened ({}): run as root, or mount them here",
-        "NVML_ERROR_UNKNOWN": "the driver refuses without a reason ({}): in a container, `systemctl daemon-reload` "
-        "on the host may have revoked its devices; recreate the container",
+        "NVML_ERROR_UNKNOWN": "the driver gives no reason ({}): in a container, recreate it, because `systemctl "
+        "daemon-reload` on the host may have revoked its devices",
     }
     return explanations.get(name, "nvmlInit answered {}").format(name)

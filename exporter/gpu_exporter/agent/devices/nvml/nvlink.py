@@ -1,14 +1,13 @@
-"""Sums the traffic over NVLink.
+"""Sums the traffic over NVLink, and counts the links that are up.
 
 Before Blackwell, NVML counts KiB of all links together. Since Blackwell, it counts bytes of each link (field 138 no
 longer exists). The sum over the links never falls:
 
 - If a link stops answering, the sum keeps its last count. For PATIENCE_S this is an error, because the link may still
-  move bytes. After that, the sum continues with the other links, and the silent link is read less often.
+  move bytes. Then the sum continues with the other links, and the silent link is read less often.
 - If a link returns or appears late, only its later bytes are added.
-- An implausible value (a code for "no value", or a step that is too large for a link) also counts as no answer. It is
-  kept only for comparison with the next reading. If the next reading continues from it, the counter was reset and
-  counts from there. Otherwise the counter continues from its last accepted value.
+- An implausible value (a code for "no value", or a too large step) counts as no answer. If the next reading continues
+  from it, the counter was reset, and counts from there. Otherwise it continues from its last accepted value.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 from gpu_exporter.agent.devices.errors import OUT_OF_RANGE, DeviceError, NotSupported
 from gpu_exporter.agent.devices.nvml import constants as nvml
-from gpu_exporter.agent.devices.nvml.asker import Fields
+from gpu_exporter.agent.devices.nvml.asker import Asker, Fields
 from gpu_exporter.agent.devices.protocol import Traffic
 from gpu_exporter.common.clock import Clock
 
@@ -61,6 +60,7 @@ class _Counter:
         self.believed: _Reading | None = None
         self.doubted: _Reading | None = None
         self.silent_since: float | None = None
+        self.is_answered = True  # by the last reading, with any value
         self.is_left = False  # silent for PATIENCE_S: the other links continue without it
 
     @property
@@ -107,6 +107,8 @@ class NvlinkCounters:
         self._links: dict[Field, _Counter] = {}
         self._is_read = False
         self._count: int | None = None  # number of links, once the driver has reported it
+        self._had_state = False
+        self.up: frozenset[int] = frozenset()  # links that were up at the last count
 
     def read(self) -> Traffic:
         """Returns the bytes since the driver was loaded, over all links.
@@ -124,6 +126,36 @@ class NvlinkCounters:
         self._is_read = True
         return Traffic(rx=sum(link.sum for link in received), tx=sum(link.sum for link in sent))
 
+    def count_active(self, ask: Asker) -> int:
+        """Returns the number of links that are up. A link still counts until two calls in a row find it down, because a
+        link that trains again is down for seconds.
+
+        Where the driver reports no state of links, a link is up while its own counters are answered. Raises
+        NotSupported if they are unknown too, and DeviceError if a state cannot be read now.
+        """
+        states: dict[int, bool] = {}
+        for link in range(self._read_count()):
+            try:
+                state = ask("nvmlDeviceGetNvLinkState", link)
+            except NotSupported:
+                continue
+            except DeviceError as exc:
+                if exc.error != "NVML_ERROR_INVALID_ARGUMENT":  # the board has no such link
+                    raise
+                continue
+            if state not in (0, nvml.NVML_FEATURE_ENABLED):
+                raise DeviceError("nvmlDeviceGetNvLinkState", OUT_OF_RANGE)
+            states[link] = bool(state)
+        self._had_state |= bool(states)
+        if not states and not self._had_state:  # otherwise the driver refuses the call now, so the number is unknown
+            for field, counter in self._links.items():
+                if field not in (ALL_TX, ALL_RX):
+                    states[field[1]] = states.get(field[1], False) or counter.is_answered
+        if not states:
+            raise NotSupported("nvmlDeviceGetNvLinkState", "NVML_ERROR_NOT_SUPPORTED")
+        before, self.up = self.up, frozenset(link for link, is_up in states.items() if is_up)
+        return len(self.up | before)
+
     def _ask(self) -> dict[Field, float]:
         """Reads the driver's counters: of all links together if the board has this counter, otherwise of each link."""
         if not self._links or ALL_TX in self._links:
@@ -134,14 +166,15 @@ class NvlinkCounters:
         return {field: value for field, value in answers.items() if isinstance(field, tuple)}
 
     def _list_links(self) -> Sequence[Field]:
-        """Returns the two fields (received, sent) of each link. Assumes NVLINKS links if the driver
-        reports no number.
-        """
+        """Returns the two fields (received, sent) of each link."""
+        return [(field, link) for field in (TX[1], RX[1]) for link in range(self._read_count())]
+
+    def _read_count(self) -> int:
+        """Returns the number of links. Assumes NVLINKS if the driver reports no number."""
         if self._count is None:
             count = self._fields.read(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT).get(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
             self._count = int(count) if count is not None and 0 < count <= nvml.NVLINKS_MAX else None
-        count = nvml.NVLINKS if self._count is None else self._count
-        return [(field, link) for field in (TX[1], RX[1]) for link in range(count)]
+        return nvml.NVLINKS if self._count is None else self._count
 
     def _take(self, answers: Mapping[Field, float]) -> bool:
         """Adds the new counts of the links. Returns whether a link reported an implausible value."""
@@ -154,26 +187,38 @@ class NvlinkCounters:
                 reading = _Reading(value * KIB if is_board else float(value), now)
                 if link.admit(reading, is_first=not self._is_read):
                     admitted.add(field)
+        left: set[int] = set()
         for field, link in self._links.items():
-            if field not in admitted:
-                self._note_silence(field, link, now)
+            link.is_answered = field in answers
+            if field not in admitted and self._note_silence(field, link, now):
+                left.add(field[1])
+        if left:
+            self._log_silence(left)
         return admitted != answers.keys()
 
-    def _note_silence(self, field: Field, link: _Counter, now: float) -> None:
+    def _note_silence(self, field: Field, link: _Counter, now: float) -> bool:
+        """Returns whether the counter has just been silent for PATIENCE_S."""
         if link.is_left:
             self._fields.refuse(field)
-            return
+            return False
         self._fields.ask_again(field)
         link.silent_since = now if link.silent_since is None else link.silent_since
-        if now - link.silent_since >= PATIENCE_S:
-            link.is_left = True
-            self._fields.refuse(field)
-            self._fields.errors.append(DeviceError(Fields.CALL, "NVML_ERROR_NO_DATA"))
-            log.warning(
-                "%s: NVLink %d has not returned field %d for %.0f s; its last count stays in the sum; the other "
-                "links still count",
-                self._label,
-                field[1],
-                field[0],
-                PATIENCE_S,
-            )
+        if now - link.silent_since < PATIENCE_S:
+            return False
+        link.is_left = True
+        self._fields.refuse(field)
+        self._fields.errors.append(DeviceError(Fields.CALL, "NVML_ERROR_NO_DATA"))
+        return True
+
+    def _log_silence(self, left: set[int]) -> None:
+        """Logs once that these links no longer count. `left`: their numbers, or NVML_VALUE_ALL_LINKS."""
+        silent = {link for (_, link), counter in self._links.items() if counter.is_left}
+        counting = {link for _, link in self._links} - silent
+        which = "NVLink" if nvml.NVML_VALUE_ALL_LINKS in left else f"NVLink {', '.join(map(str, sorted(left)))}"
+        log.warning(
+            "%s: %s: no traffic counters for %.0f s; the last counts stay in the sum; %s",
+            self._label,
+            which,
+            PATIENCE_S,
+            f"{len(counting)} links still count" if counting else "no link counts any more",
+        )

@@ -2,9 +2,9 @@
 
 nvmlDeviceGetComputeRunningProcesses_v2 and _v3 fill nvmlProcessInfo_v2_t: 24 bytes with pid, memory, and the ids of the
 GPU instance and compute instance (0xFFFFFFFF without MIG). Some drivers around 535.43 fill 32 bytes under the same name
-_v3, so that every pid except the first has another offset (XuehaiPan/nvitop issue 75, flightlessmango/MangoHud 1715).
-The exporter finds the size from the answer: it fills the buffer with a fixed pattern before the call, and sees how far
-the driver has written.
+_v3, which shifts every pid except the first (XuehaiPan/nvitop issue 75, flightlessmango/MangoHud 1715). So the exporter
+fills the buffer with a fixed pattern before the call, and finds the size of an entry from the last byte that the driver
+has written.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def parse_processes(raw: bytes, count: int) -> Answer:
 def entry_size(raw: bytes, count: int) -> int | None:
     """Returns the size of one entry in bytes, None if no size fits.
 
-    It is the smallest size for which the driver wrote the last entry to its end, and nothing after it.
+    With this size, the driver has filled the last entry completely, and has written nothing after that entry. If
+    several sizes fit, it is the smallest.
     """
     mark = bytes([MARK])
     for size in SIZES:

@@ -1,8 +1,9 @@
 """Records all answers of a driver in a file, e.g. for a bug report, and replays such a file.
 
 A recording has every answer of every call with its time and latency, in NVML's own units. The file is gzipped, with one
-JSON document per line: first the header, then one line for each question (call, device, arguments). It contains no
-names of processes, users or hosts. UUIDs are kept or, on request, replaced by hashes with a salt that is not stored.
+JSON document per line: first the header, then one line for each question (call, device, arguments). The recording
+contains no names of processes, users or hosts. UUIDs are kept or, on request, replaced by hashes with a salt that is
+not stored.
 """
 
 from __future__ import annotations
@@ -188,17 +189,18 @@ def summarize(answers: Mapping[Question, Answers]) -> list[CallSummary]:
 
 
 class RecordedLibrary:
-    """Replays a recording once, in real time from the first call on.
+    """Replays a recording in real time, starting at the first call, without repetition.
 
     After the end of the recording, every call raises NotSupported.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
+        self.wall = 0.0
+        """Unix seconds at which the recording began, after `open`."""
+        self.duration_s = 0.0
         self._path = path
         self._clock = clock
         self._start: float | None = None
-        self._wall = 0.0
-        self._duration_s = 0.0
         self._answers: dict[Question, Answers] = {}
         self._given: dict[Question, int] = {}
 
@@ -206,12 +208,17 @@ class RecordedLibrary:
         if self._answers:
             return
         try:
-            self._wall, self._duration_s, self._answers = read_recording(self._path)
+            self.wall, self.duration_s, self._answers = read_recording(self._path)
         except (OSError, RecordingError) as exc:
             raise DriverUnavailable(str(exc)) from exc
 
     def close(self) -> None:
         return
+
+    def cycles(self, handle: Handle) -> list[float]:
+        """The seconds after the start at which a GPU was read, one for each cycle. Empty if it never was."""
+        answers = self._answers.get(("nvmlDeviceGetUtilizationRates", handle.name, ()))
+        return answers.times_s if answers is not None else []
 
     def _now(self) -> float:
         if self._start is None:
@@ -246,7 +253,7 @@ class RecordedLibrary:
         answers = self._answers.get(question)
         if answers is None:
             raise NotSupported(question[0], "NVML_ERROR_FUNCTION_NOT_FOUND")
-        if now > self._duration_s:
+        if now > self.duration_s:
             raise NotSupported(question[0], "NVML_ERROR_NO_DATA")
         return answers
 
@@ -259,7 +266,7 @@ class RecordedLibrary:
     def _samples(self, question: Question, now: float, since_us: int) -> tuple[tuple[int, float], ...]:
         """Returns the entries of the sample ring until now. Converts their stamps to the time of this clock."""
         answers = self._find(question, now)
-        shift_us = round((self._clock.wall() - now - self._wall) * 1e6)
+        shift_us = round((self._clock.wall() - now - self.wall) * 1e6)
         entries: set[tuple[int, float]] = set()
         for time_s, chosen in zip(answers.times_s, answers.chosen, strict=True):
             kind, value = answers.values[chosen]

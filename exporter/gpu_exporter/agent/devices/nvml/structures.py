@@ -87,3 +87,19 @@ class Margin(ctypes.Structure):
     """nvmlMarginTemperature_v1_t."""
 
     _fields_ = (("version", u32), ("celsius", ctypes.c_int))
+
+
+class FabricInfo(ctypes.Structure):
+    """nvmlGpuFabricInfo_v3_t. Version 2 lacks the last member. The older nvmlGpuFabricInfo_t begins with `cluster`, and
+    ends with `state`.
+    """
+
+    _fields_ = (
+        ("version", u32),
+        ("cluster", ctypes.c_ubyte * 16),
+        ("status", u32),
+        ("clique", u32),
+        ("state", ctypes.c_ubyte),
+        ("health", u32),
+        ("summary", ctypes.c_ubyte),
+    )

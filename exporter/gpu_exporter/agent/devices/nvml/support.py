@@ -1,8 +1,8 @@
 """Remembers which values one device refuses, so that the exporter does not read them every second.
 
-A refusal is kept for RETRY_S and then retried, because MIG mode, ECC, permissions and drivers may change at run time. A
-question (a call with its arguments) that has failed and was never answered is retried at growing intervals. A question
-that was answered before is always asked.
+A refused question (a call with its arguments) is retried after RETRY_S, because MIG mode, ECC, permissions and drivers
+may change. A failed question that was never answered is retried at growing intervals. A question that was answered
+before is always asked.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class SupportMatrix:
             del self._refused[question]
 
     def note(self, question: Hashable, refusal: NotSupported | NoPermission) -> None:
-        """Remembers a refusal. Until the retry, a missing permission raises NotSupported, so that it is counted only
-        once.
+        """Remembers a refusal. Until the retry, `check` raises NotSupported, also after NoPermission, so that a missing
+        permission counts as one error, not as one in each cycle.
         """
         self._refused[question] = (self._clock.monotonic() + RETRY_S, refusal.call, refusal.error)
 
@@ -54,7 +54,7 @@ class SupportMatrix:
         self._refused[question] = (self._clock.monotonic() + pause_s, failure.call, failure.error)
 
     def give_up(self, question: Hashable, refusal: NotSupported) -> None:
-        """Treats this question as refused from now on, and retries it only every RETRY_S."""
+        """Treats this question as refused, and retries it only every RETRY_S."""
         self.answered.discard(question)
         if self._failed.pop(question, 0) or not self.is_refused(question):
             self.note(question, refusal)
@@ -82,7 +82,6 @@ class SupportMatrix:
         self._known.add(question)
 
     def forget(self, question: Hashable) -> None:
-        """Forgets the refusal of this question."""
         self._refused.pop(question, None)
 
     def clear(self) -> None:

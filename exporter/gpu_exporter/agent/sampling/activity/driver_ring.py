@@ -191,7 +191,7 @@ def pieces(span: Span, longest_s: float) -> Iterator[Span]:
 def agreeing(spans: Sequence[Span], rate_at: float, longest_s: float) -> tuple[Span, ...]:
     """Corrects the spans if the driver reported a utilization above 0 at `rate_at` (monotonic seconds).
 
-    The reported value covers up to `longest_s` before `rate_at`. Spans of 0 in this time do not count as idle, unless
+    The reported value covers up to `longest_s` before `rate_at`. A span of 0 in this time counts as idle only if
     another span there shows work, which explains the value. The last span in this time never counts as idle.
     """
     recent = [span for span in spans if span.end > rate_at - longest_s]

@@ -22,8 +22,8 @@ class EffortReader:
     def read(self, cycle: Cycle, gpm: Gpm | None, monotonic: float) -> Effort | None:
         """Returns the GPU's work since the last cycle, None for the first cycle.
 
-        `gpm`: GPM as the driver reported it, including zeros that contradict the utilization. Other code ignores such
-        zeros, because they do not prove idleness. Here they count, because a kernel that only waits may cause them.
+        `gpm`: GPM as the driver reported it. Zeros that contradict the utilization prove no idleness elsewhere, but
+        count here, because a kernel that only waits may cause them.
         """
         previous, self._last_at = self._last_at, monotonic
         power_w = self._mean_power(cycle)

@@ -1,7 +1,7 @@
 """Reads the driver's ring buffers of the encoder, decoder, JPEG and optical-flow engines.
 
-The driver writes these entries together with the utilization entries and with the same stamps. Both cover the same
-time.
+The driver writes these entries together with the utilization entries and with the same stamps. Entries of both rings
+cover the same time.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
   ratios are not published, and its time does not count as idle.
 - The instances of a board share its power. If the board works but no instance shows work, the zeros of all its
   instances are withheld.
-- After CONFIRM such readings in a row, the contradiction is counted and logged. GPM is then withheld until it shows
-  work again. After REOPEN_S it is opened again.
+- After CONFIRM such readings in a row, the contradiction is counted and logged. From then on, GPM is withheld until it
+  shows work again. After REOPEN_S, the driver's GPM window is opened again.
 - A shorter contradiction is normal when work begins or ends, because the witnesses are read at slightly different
   times.
 """
@@ -91,7 +91,7 @@ class GpmTrust:
             self._stuck_since = {subject: since for subject, since in self._stuck_since.items() if subject in present}
 
     def _review_stuck(self, cycle: Cycle, now: float) -> None:
-        """Logs GPM readings whose cycle counters do not grow, and opens GPM again every REOPEN_S.
+        """Logs GPM readings whose cycle counters do not grow, and tries GPM again every REOPEN_S.
 
         The collector has already dropped their values.
         """
@@ -100,8 +100,8 @@ class GpmTrust:
             if since is None:
                 self._stuck_since[subject] = now
                 log.warning(
-                    "gpu %d%s: the cycle counters of GPM do not move; its GPM series are withheld and its time is "
-                    "unknown; GPM is opened again every %.0f s until they move",
+                    "gpu %d%s: the cycle counters of GPM do not move: the exporter publishes no GPM series, and does "
+                    "not know the activity; it tries GPM again every %.0f s",
                     cycle.device.identity.index,
                     f" {subject}" if subject else "",
                     REOPEN_S,
@@ -169,8 +169,8 @@ class GpmTrust:
         if doubt.since is None:
             doubt.since = now
             log.warning(
-                "gpu %d%s: GPM reads 0 while %s shows work; its GPM series are withheld and its time is not idle; GPM "
-                "is opened again in %.0f s",
+                "gpu %d%s: GPM reads 0 while %s shows work: the exporter publishes no GPM series and counts no idle "
+                "time; it tries GPM again in %.0f s",
                 cycle.device.identity.index,
                 f" {subject}" if subject else "",
                 ", ".join(names),

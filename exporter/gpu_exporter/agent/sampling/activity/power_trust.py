@@ -3,16 +3,16 @@ load.
 
 - Impossible: more than ABSURD times the limit of the board. A driver fault of 2026 reported 588 W for minutes on a
   board of 35 W.
-- Frozen: equal to the milliwatt for FROZEN_S, while the energy counter shows another mean; without an energy counter,
-  while the utilization moved by half. Equality alone proves nothing: a constant load gives equal values, and some
-  sensors change only every ten seconds.
+- Frozen: exactly the same for FROZEN_S, although the energy counter shows another mean. Without an energy counter:
+  although the utilization has changed by MOVED. Equality alone proves nothing: a constant load gives equal values, and
+  some sensors change only every ten seconds.
 
-A discarded power is counted as implausible. It is not published, and is no witness. For the first PATIENCE_S the
-activity is unknown, because a valid power may come back. After that the other witnesses decide without power. Power
-that is discarded again within RECOVERED_S causes no second unknown time.
+A discarded power reading is counted as implausible, is not published, and is no witness. For the first PATIENCE_S the
+activity is unknown, because a valid power may come back. After that, only the other witnesses count. Power that is
+discarded again within RECOVERED_S causes no second unknown time.
 
-Without a power limit (GB10, Jetson, many vGPUs) power cannot prove work, because the power of work is unknown. But it
-can contradict a utilization of 0: see RestWithoutLimit.
+Without a power limit (GB10, Jetson, many vGPUs), the power at work is unknown, so power proves no work. But it can
+contradict a utilization of 0: see RestWithoutLimit.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class FrozenPower:
 class RestWithoutLimit:
     """Learns the power at rest, in watts, of a board without a power limit.
 
-    It is the lowest mean of a minute in the last day. Only minutes with an open context count, because an open context
-    alone raises the power.
+    This power is the lowest mean of a minute in the last day. Only minutes with an open context count, because an open
+    context alone raises the power.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Limits repeated log lines: writes the first at once, then one a minute with the number of repeats."""
+"""Limits repeated log lines: writes the first immediately, then one a minute with the number of repeats."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Repeats(Generic[T]):
         return True
 
     def take_due(self) -> list[tuple[T, int]]:
-        """Returns the subjects to log again, with their numbers of repeats. The last line of each is QUIET_S old."""
+        """Returns the subjects last logged QUIET_S ago or earlier, to log again, with their numbers of repeats."""
         now = self._clock.monotonic()
         old = [(subject, line) for subject, line in self._lines.items() if now - line.at >= QUIET_S]
         due: list[tuple[T, int]] = []

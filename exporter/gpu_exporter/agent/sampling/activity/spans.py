@@ -136,7 +136,7 @@ class ActivityReader:
         spans = tuple(judged for span in spans for judged in self._judge_run(span))
         reported = cycle.utilization is not None or bool(cycle.driver_samples)
         alive = active or worked or ((UTILIZATION,) if cycle.utilization or self._ring.contradicted else ())
-        if alive and not any(_is_active(span) for span in spans):
+        if alive and not any(span.ratio > 0.0 or span.other for span in spans):
             # Activity without a known time: a span without length adds no time, but ends idle runs.
             spans = (*spans, Span(monotonic, monotonic, cycle.utilization or 0.0, alive))
         if not reported and not spans:
@@ -185,9 +185,9 @@ class ActivityReader:
         """Records whether the witnesses were active since the last cycle. They were read from `until` to `read_at`.
 
         - Active: a witness may have been active at any moment up to the last read.
-        - Quiet: this proves only the time that every witness covers, up to the first read. If the driver's ring buffers
-          and sums cover the whole time (`covers`), this time begins at the last cycle. Otherwise it begins one driver
-          period before the last read, because the utilization of an engine covers no more.
+        - Quiet: only the time that every witness covers is idle. This time ends at the first read. If the driver's ring
+          buffers and sums cover everything (`covers`), it begins at the last cycle. Otherwise, it begins one driver
+          period before the last read, because the utilization of an engine covers only this period.
         """
         if known and not active:
             seen_s = self._longest()
@@ -238,8 +238,8 @@ class ActivityReader:
         if abs(step) <= WALL_STEP_S:
             return False
         log.warning(
-            "gpu %s: the wall clock jumped by %+.0f s. The driver uses the wall clock for the timestamps of its "
-            "samples. Activity may be unknown for up to %.0f s: check NTP",
+            "gpu %s: the wall clock jumped by %+.0f s. Activity may be unknown for up to %.0f s, because the "
+            "driver stamps its samples with the wall clock: check NTP",
             self._unit.uuid,
             step,
             RING_AGE_MAX_S,
@@ -257,7 +257,3 @@ class ActivityReader:
         """
         last = self._last_samples_monotonic
         return last is not None and monotonic - last <= max(RING_PATIENCE_S, self._max_gap)
-
-
-def _is_active(span: Span) -> bool:
-    return span.ratio > 0.0 or bool(span.other)

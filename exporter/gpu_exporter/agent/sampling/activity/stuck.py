@@ -1,8 +1,8 @@
 """Detects a utilization that stays at 100 % while all other values show that the GPU does nothing.
 
 After some faults the driver's counter stays at 100 % for days (NVIDIA/open-gpu-kernel-modules#1138: 100 % at 8 W of 145
-W, P8, without a process). The value then proves neither work nor idleness. The contradiction must last LASTS_S: a GPU
-that just began to work looks the same, because clocks and processes are read less often.
+W, P8, without a process). The value then proves neither work nor idleness. The contradiction must last LASTS_S, because
+a GPU that just began to work looks the same: clocks and processes are read less often.
 """
 
 from __future__ import annotations

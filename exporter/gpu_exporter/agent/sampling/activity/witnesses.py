@@ -79,8 +79,8 @@ class ActivityRules(NamedTuple):
 class PowerFloor:
     """Learns the power of the GPU at rest (the floor), in watts. Decides whether a power is clearly above it.
 
-    The floor is the lowest median of three consecutive readings: a single wrong reading would lower it for good, and
-    the GPU would never count as idle. The floor never rises, because a rise may be long work.
+    The floor is the lowest median of three consecutive readings, because a single wrong reading would lower it for
+    good, and the GPU would never be idle. The floor never rises, because a rise may be long work.
     """
 
     READINGS = 3
@@ -168,8 +168,8 @@ class Engine:
 class GpmRatio:
     """One ratio of GPM, over the whole time since the last cycle.
 
-    `of_gpus`: the ratio is also a witness for whole GPUs, not only for MIG instances. It is False e.g. for the memory
-    ratio, which may remain above the limit while the memory is not in use (NVIDIA/DCGM#65). The GPU would then never be
+    `of_gpus`: the ratio is also a witness for whole GPUs, not only for MIG instances. The memory ratio is not, because
+    it may stay above the limit while the memory is not in use (NVIDIA/DCGM#65). With it, such a GPU would never be
     idle.
     """
 
@@ -326,7 +326,7 @@ class Witnesses:
     """The witnesses of one unit, kept from cycle to cycle."""
 
     def __init__(self, rules: ActivityRules, rest_w: float | None = None) -> None:
-        """`rest_w`: as in PowerFloor."""
+        """`rest_w`: the power at rest in watts, None if it is not known."""
         self._all = tuple(Power(rules, rest_w) if make is Power else make(rules) for make in REGISTRY)
 
     def observe(self, moment: Moment) -> dict[str, Observation]:

@@ -73,7 +73,7 @@ def connect(kubeconfig: str = "") -> Api:
 
 
 def is_in_cluster() -> bool:
-    """Whether this process has the service account of a pod."""
+    """Returns whether this process has the service account of a pod."""
     try:
         load_incluster_config(client.Configuration())
     except ConfigException:
@@ -93,7 +93,7 @@ class Budget:
     """The limits of one list."""
 
     def __init__(self, length: int, until: float, clock: Clock) -> None:
-        """`length`: bytes. `until`: monotonic seconds."""
+        """`length`: the most bytes to read. `until`: when the time limit ends (monotonic seconds)."""
         self._length = self._left = length
         self._until = until
         self._clock = clock
@@ -134,9 +134,7 @@ class Api:
 
     @property
     def clock_fault(self) -> str:
-        """The difference between the clocks of the reconciler and the server in the last answer, in words; "" while
-        they agree.
-        """
+        """How far the clocks of reconciler and server differed at the last answer, in words; "" if they agreed."""
         return describe_disagreement(self._ahead_s, "the API server")
 
     def call(
@@ -186,7 +184,7 @@ class Api:
         chunks.close()
 
     def read_metadata(self, namespace: str, pod: str) -> Json:
-        """The metadata of a pod that is too large to be read completely. Raises MarkError."""
+        """Reads only the metadata of a pod that is too large to be read completely. Raises MarkError."""
         chunks = self._request(self.core.read_namespaced_pod, pod, namespace, _headers=METADATA)
         try:
             return ListReader(chunks, lambda found: found, lambda *_: None, self._one_at_a_time).metadata()
@@ -208,8 +206,8 @@ class Api:
         """Yields the result of `keep` for each object of a list. The pages are read as a stream.
 
         `kind`: the kind of the objects.
-        `keep`: extracts the needed part. If it raises an exception, the object is omitted, logged and counted, like an
-        object that is too large.
+        `keep`: extracts the needed part. If it raises an exception, the object is omitted, logged and counted, like a
+        too large object.
         `odd`: called for every omitted object, with its name, one of REASONS, and the reason in words.
         `most`: the limits of the list.
         """
@@ -241,7 +239,7 @@ class Api:
         most: Budget | None = None,
         **options: Any,
     ) -> Generator[bytes, None, None]:
-        """The bytes of an answer as they arrive. Raises MarkError for an error, and after the time limit."""
+        """Yields the bytes of an answer as they arrive. Raises MarkError for an error, and after the time limit."""
         left_s = max(timeout_s, ANSWER_S)  # only waiting for the server counts, not the use of its answer
         asked_wall = time.time()
         try:
@@ -281,11 +279,11 @@ class Api:
                 self._odd_names.clear()
             self._odd_names.add((kind, name))
         if is_new:
-            log.warning("%s %s is left out: %s", kind, one_line(name) or "without a name", why)
+            log.warning("the reconciler ignores %s %s: %s", kind, one_line(name) or "without a name", why)
 
 
 def _head(response: Any) -> str:
-    """The beginning of an error answer."""
+    """Reads the beginning of an error answer."""
     body = b""
     while len(body) < CHUNK and (chunk := response.read1(CHUNK)):
         body += chunk
@@ -301,10 +299,10 @@ def _patience(headers: Any) -> str:
 
 
 def failure(status: int, text: str, retry_after: str = "") -> MarkError:
-    """The MarkError for an answer of the API server other than 2xx. `retry_after`: the header Retry-After, in seconds.
+    """Makes a MarkError of an answer other than 2xx. `retry_after`: the header Retry-After, in seconds.
 
-    A 404 means that the object is gone only if the answer names the object. The API server also answers 404 for an
-    unknown kind or version. Then nothing is known about the object.
+    After a 404 that names the object, the object is gone. The API server also answers 404 for an unknown kind or
+    version. Then nothing is known about the object.
     """
     try:
         answer = json.loads(text)

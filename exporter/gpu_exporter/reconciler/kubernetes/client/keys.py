@@ -50,7 +50,7 @@ DOMAINS = {
 }
 SIGNS_MAX = 8  # annotations of an object with a word for a gang that are kept, in addition to the known keys
 KUEUE_GROUP, KUEUE_TOTAL = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
-# Annotations of other tools that a pod must not be disturbed. descheduler.alpha.kubernetes.io/evict is not among them:
+# Annotations that forbid other tools to disturb a pod. descheduler.alpha.kubernetes.io/evict is not among them:
 # with any value it means the opposite.
 OTHERS = {
     "karpenter.sh/do-not-disrupt": "true",
@@ -71,6 +71,7 @@ READ = frozenset((*GROUPS, *GROUP_LISTS, KUEUE_TOTAL, *OTHERS, MIRROR, STOPPED, 
 # Kinds whose spec and status are read. Of any other controller only the metadata is read.
 JOB: Kind = ("batch", "Job")
 STATEFUL_SET: Kind = ("apps", "StatefulSet")
+DAEMON_SET: Kind = ("apps", "DaemonSet")
 COUNTED = frozenset(
     (
         JOB,
@@ -81,10 +82,29 @@ COUNTED = frozenset(
         ("kueue.x-k8s.io", "Workload"),
     )
 )
+# Controllers that run a batch. Their own Services and autoscalers show no server.
+BATCH_KINDS: frozenset[Kind] = frozenset(
+    (
+        JOB,
+        ("batch", "CronJob"),
+        ("batch.volcano.sh", "Job"),
+        ("jobset.x-k8s.io", "JobSet"),
+        ("trainer.kubeflow.org", "TrainJob"),
+        ("ray.io", "RayJob"),
+        ("argoproj.io", "Workflow"),
+        ("sparkoperator.k8s.io", "SparkApplication"),
+    )
+)
+TRAINING_GROUP = "kubeflow.org"  # MPIJob, PyTorchJob, TFJob, XGBoostJob, PaddleJob, JAXJob
+
+
+def is_batch(group: str, kind: str) -> bool:
+    """Returns whether a controller of this kind runs a batch."""
+    return (group, kind) in BATCH_KINDS or (group == TRAINING_GROUP and kind.endswith("Job"))
 
 
 def names_gang(key: str) -> bool:
-    """Whether a label or annotation with this key contains the name of a gang."""
+    """Returns whether a label or annotation with this key contains the name of a gang."""
     if not GANG_SIGN.search(key):
         return False
     domain, _, last = key.rpartition("/")
@@ -93,6 +113,6 @@ def names_gang(key: str) -> bool:
 
 
 def domain_of(key: str) -> str:
-    """The domain of a key: the part before the slash. A key that is a domain is returned as it is."""
+    """Returns the domain of a key: the part before the slash. A key that is a domain is returned as it is."""
     domain = key.partition("/")[0] if "/" in key or "." in key else DOMAINS.get(key, "")
     return DOMAINS.get(domain, domain)

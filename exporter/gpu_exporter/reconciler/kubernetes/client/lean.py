@@ -31,24 +31,24 @@ ODD_KEY = "odd"
 
 
 def trim(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of metadata that the reconciler uses.
+    """Returns the part of metadata that the reconciler uses.
 
-    Raises Odd, ValueError and similar exceptions for metadata that no API server writes.
+    Raises Odd, or for malformed metadata any other exception.
     """
     odd: list[tuple[str, str]] = []
     labels, annotations = (_texts(metadata.get(key), key, odd) for key in ("labels", "annotations"))
     if (length := sum(len(key) + len(value) for key, value in labels.items())) > LABELS_MAX:
-        labels = {key: value for key, value in labels.items() if _is_read(key) or GANG_SIGN.search(key)}
+        labels = {key: value for key, value in labels.items() if is_read(key) or GANG_SIGN.search(key)}
         odd.append((TOO_LARGE, f"its labels have {length} characters, more than {LABELS_MAX}"))
     references = _rows(metadata.get("ownerReferences"), "owner references", odd)
     if sum(reference.get("kind") == "Pod" for reference in references) > REFERENCES_MAX:
         odd.append((TOO_LARGE, f"it names more than {REFERENCES_MAX} pods as its owners"))
-    signs = sorted(key for key in annotations if GANG_SIGN.search(key) and not _is_read(key))[:SIGNS_MAX]
+    signs = sorted(key for key in annotations if GANG_SIGN.search(key) and not is_read(key))[:SIGNS_MAX]
     texts = {
         "labels": {shorten(key, TEXT_MAX): shorten(value, TEXT_MAX) for key, value in labels.items()},
         "annotations": {
             key: shorten(annotations[key], LIST_MAX if key in GROUP_LISTS else TEXT_MAX)
-            for key in (*filter(_is_read, annotations), *signs)
+            for key in (*filter(is_read, annotations), *signs)
         },
         "managedFields": _written(_rows(metadata.get("managedFields"), "managed fields", odd)),
         "ownerReferences": _references(references),
@@ -62,7 +62,8 @@ def trim(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _is_read(key: str) -> bool:
+def is_read(key: str) -> bool:
+    """Returns whether the reconciler reads the label or annotation with this key."""
     return key.startswith(PREFIX) or key in READ
 
 
@@ -89,11 +90,10 @@ def _rows(value: Any, what: str, odd: list[tuple[str, str]]) -> list[Mapping[str
 
 
 def _references(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The owner references that matter: the controller first, then a DaemonSet, then pods."""
+    """The owner references that matter: the controller first, then pods."""
     controller = next((row for row in rows if row.get("controller")), None)
-    daemon = next((row for row in rows if row.get("kind") == "DaemonSet"), None)
     pods = [row for row in rows if row.get("kind") == "Pod" and row is not controller]
-    chosen = [row for row in (controller, daemon, *pods[:REFERENCES_MAX]) if row is not None]
+    chosen = [row for row in (controller, *pods[:REFERENCES_MAX]) if row is not None]
     words = ("apiVersion", "kind", "name", "uid")
     return [
         {**{key: shorten(str(row.get(key) or ""), TEXT_MAX) for key in words}, "controller": row is controller}
@@ -107,7 +107,7 @@ def _written(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for entry in entries:
         written = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
         fields: dict[str, dict[str, Any]] = {
-            part: {key: {} for key in written.get(part) or {} if _is_read(key.removeprefix("f:"))}
+            part: {key: {} for key in written.get(part) or {} if is_read(key.removeprefix("f:"))}
             for part in ("f:annotations", "f:labels")
         }
         if any(fields.values()):
@@ -116,7 +116,7 @@ def _written(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Reduces a pod to the fields that its mark needs. Raises Odd, ValueError and similar exceptions."""
+    """Reduces a pod to the fields that its mark needs. Raises Odd, or for a malformed pod any other exception."""
     spec, status = pod["spec"], pod.get("status") or {}
     return {
         "metadata": trim(pod["metadata"]),
@@ -143,7 +143,7 @@ def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_of(spec: Mapping[str, Any]) -> str:
-    """The group that the spec of a pod names; "" for none.
+    """Returns the group that the spec of a pod names; "" for none.
 
     The gang scheduling of Kubernetes itself (KEP-4671) uses the field `workloadRef` in 1.35, and `schedulingGroup`
     later.
@@ -155,7 +155,7 @@ def group_of(spec: Mapping[str, Any]) -> str:
 
 
 def is_sidecar(container: Mapping[str, Any]) -> bool:
-    """Whether an init container keeps running beside the containers."""
+    """Returns whether an init container keeps running beside the containers."""
     return container.get("restartPolicy") == "Always"
 
 
@@ -194,16 +194,16 @@ class Room:
 
 
 def weigh(value: Any) -> int:
-    """The approximate memory of a value, in bytes."""
+    """Returns the approximate memory of a value, in bytes."""
     if isinstance(value, str):
         return VALUE_BYTES + len(value)
     if isinstance(value, Mapping):
         return VALUE_BYTES + sum(weigh(key) + weigh(each) for key, each in value.items())
-    return VALUE_BYTES + (sum(map(weigh, value)) if isinstance(value, Sequence) else 0)
+    return VALUE_BYTES + (sum(map(weigh, value)) if isinstance(value, Sequence | frozenset) else 0)
 
 
 def trim_controller(found: Mapping[str, Any], *, is_counted: bool) -> dict[str, Any]:
-    """A controller without its pod templates. `is_counted`: keep its spec and status. Raises Odd, ValueError."""
+    """Removes a controller's pod templates. `is_counted`: keeps its spec and status. Raises Odd, ValueError."""
     kept: dict[str, Any] = {"metadata": trim(found["metadata"])}
     if odd := kept["metadata"].get(ODD_KEY):
         raise Odd(*odd)

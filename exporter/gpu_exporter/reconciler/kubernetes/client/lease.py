@@ -1,12 +1,12 @@
 """Decides which of several reconcilers writes: the replica that holds a Lease of coordination.k8s.io.
 
-As in client-go's leader election, a replica takes the Lease if the Lease has not changed for the duration that it
-specifies. Each replica measures this with its own monotonic clock, so the clocks of hosts need not agree. Unlike in
-client-go, the holder may write only while its last renewal is younger than RENEW_DEADLINE_S, and checks this before
-each write. So a process that was suspended and continues later writes nothing.
+As in client-go's leader election, a replica takes a Lease that has not changed for the duration in the Lease. Each
+replica measures by its own monotonic clock, so the clocks of hosts need not agree. Unlike in client-go, the holder
+checks before each write that its last renewal is younger than RENEW_DEADLINE_S. So a process that was suspended writes
+nothing when it continues.
 
-The API server refuses a request that was sent earlier and arrives late: marks carry the resourceVersion of the pod, and
-withdrawals carry its UID.
+The API server refuses a request that arrives late, because marks carry the pod's resourceVersion, and withdrawals its
+UID.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ REQUEST_S = 4.0  # time limit of a renewal, so that another one fits before the 
 
 
 def open_lease(kubeconfig: str, place: str, clock: Clock) -> Lease:
-    """The Lease at NAMESPACE/NAME. Raises ValueError, MarkError."""
+    """Returns the Lease at NAMESPACE/NAME. Raises ValueError, MarkError."""
     return Lease(connect(kubeconfig), *split_place(place), clock)
 
 
 def open_record(kubeconfig: str, place: str) -> LeaseTexts:
-    """The Lease NAMESPACE/NAME-record, which stores texts and has no holder. Raises ValueError, MarkError."""
+    """Returns the Lease NAMESPACE/NAME-record, which stores texts and has no holder. Raises ValueError, MarkError."""
     namespace, name = split_place(place)
     return LeaseTexts(connect(kubeconfig), namespace, f"{name}{RECORD_SUFFIX}")
 
 
 def open_pause(kubeconfig: str, place: str) -> LeasePause:
-    """The pause in the Lease at NAMESPACE/NAME. Does not take the Lease. Raises ValueError, MarkError."""
+    """Returns a LeasePause that reads and writes the pause stored in the Lease NAMESPACE/NAME. Does not acquire the
+    Lease. Raises ValueError, MarkError.
+    """
     return LeasePause(connect(kubeconfig), *split_place(place))
 
 
@@ -85,7 +87,7 @@ class Lease:
         self.task = Task("lease", LATE_S)
 
     def may_write(self) -> bool:
-        """Whether this process certainly holds the Lease."""
+        """Returns whether this process certainly holds the Lease."""
         with self._lock:
             return self._may_write()
 
@@ -100,7 +102,7 @@ class Lease:
         return parse_note(self._annotations, f"Lease {self._namespace}/{self._name}")
 
     def describe(self) -> str:
-        """The reason why this process does not hold the Lease."""
+        """Returns the reason why this process does not hold the Lease."""
         place = f"Lease {self._namespace}/{self._name}"
         if self._trouble:
             return f"{place}: {self._trouble}"
@@ -118,7 +120,10 @@ class Lease:
         start(threading.Thread(target=repeat, args=args, name=self.task.name, daemon=True))
 
     def read_text(self, key: str) -> str:
-        """See TextPlace.read_text. Reads an annotation in the last answer. Only the Lease's holder writes it."""
+        """See TextPlace.read_text. Reads an annotation from the API server's last answer.
+
+        Only the Lease's holder writes this annotation.
+        """
         return str(self._annotations.get(PREFIX + key, ""))
 
     def write_text(self, key: str, text: str) -> None:
@@ -141,7 +146,7 @@ class Lease:
                 else:
                     self._see(written, began, "")
                     return
-        raise MarkError("fenced", f"Lease {self._namespace}/{self._name} is not held")
+        raise MarkError("fenced", f"this reconciler does not hold the Lease {self._namespace}/{self._name}")
 
     def tick(self) -> None:
         """Renews the Lease, or takes it if its holder has not renewed it in time. Raises nothing."""
@@ -192,7 +197,7 @@ class Lease:
             self._lock.notify_all()
 
     def release(self) -> None:
-        """Stops writing, and lets another replica take the Lease at once. Raises nothing."""
+        """Stops writing, and lets another replica take the Lease immediately. Raises nothing."""
         with self._lock:
             held, self._held, self._renewed, self._is_released = self._held, None, None, True
         if held is None:

@@ -1,7 +1,7 @@
 """Reads the list in an answer of an API server object by object. Only one object, of up to 2 MiB, is in memory.
 
-The JSON decoder of the standard library decodes one value at a given position of a text, in C. So only the text of the
-current object is stored. The object is dropped after `keep` has extracted the needed part.
+The standard library's JSON decoder decodes one value at a given position, so only the text of the current object is
+stored. The object is dropped after `keep` has extracted the needed part.
 
 An object that is too long, nested too deeply or malformed affects only itself: it is skipped and reported.
 """
@@ -81,7 +81,9 @@ class ListReader(Generic[T]):
         self.token = ""
 
     def __iter__(self) -> Iterator[T]:
-        """Raises NotJson, and any exception of the chunks."""
+        """Yields the result of `keep` for each item. Raises NotJson, and each error that the iteration over the chunks
+        raises.
+        """
         is_list = False
         for key in self._keys():
             if key == "items" and self._peek() == "[":
@@ -99,7 +101,7 @@ class ListReader(Generic[T]):
             raise NotJson("`items` is missing")
 
     def metadata(self) -> dict[str, Any]:
-        """The `metadata` of a single object, without values that cannot be decoded. Raises NotJson.
+        """Returns the `metadata` of a single object, without values that cannot be decoded. Raises NotJson.
 
         Reads nothing after the metadata.
         """
@@ -110,7 +112,7 @@ class ListReader(Generic[T]):
         raise NotJson("it has no metadata")
 
     def _keys(self) -> Iterator[str]:
-        """The keys of an object. The caller must read the value of each key before it takes the next key. Raises
+        """Yields the keys of an object. The caller must read the value of each key before it takes the next key. Raises
         NotJson.
         """
         self._expect("{")
@@ -126,7 +128,7 @@ class ListReader(Generic[T]):
             more = self._follows("}")
 
     def _value_or_skip(self) -> Any:
-        """The next value. A value that cannot be decoded is skipped; then returns None. Raises NotJson."""
+        """Returns the next value, or skips a value that cannot be decoded and returns None. Raises NotJson."""
         while True:
             try:
                 return self._decoded()
@@ -203,7 +205,7 @@ class ListReader(Generic[T]):
         return value
 
     def _read_on(self) -> None:
-        """Reads as many characters as the value has, to double it, so that a long value is decoded only a few times."""
+        """Reads more until the text of the value has doubled, so that a long value is decoded only a few times."""
         length = len(self._text) - self._at
         self._is_over = not self._more(min(length, OBJECT_MAX + 1 - length))
 

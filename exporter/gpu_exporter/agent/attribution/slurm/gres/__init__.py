@@ -1,4 +1,3 @@
-"""Finds the GPU that an IDX means. Slurm reports a job's GPUs as IDX: positions in the node's list of GPUs.
-
-Reads slurmd's gres.conf, and remembers which order of GPUs applied at what time.
+"""Finds the GPU of an IDX. Slurm reports a job's GPUs as IDX: positions in the node's list of GPUs. Reads slurmd's
+gres.conf, and remembers the valid order of GPUs for each time.
 """

@@ -1,14 +1,17 @@
-"""Reads from gres.conf which GPU each IDX of one node means.
+"""Finds the GPU of each IDX of one node in gres.conf.
 
-IDX is a position in the node's list of GPUs, as slurmd builds it. Sources: gres.conf(5), and tests of slurmd 22.05.8
-and 24.11.5 with GPUs of several types and with fake_gpus.conf.
+IDX is a position in the node's list of GPUs, as slurmd builds it. Sources: gres.conf(5), and tests of slurmd 22.05.8,
+24.11.5 and 26.05 with GPUs of several types and with fake_gpus.conf.
 
 - AutoDetect off: the list has the `File=` entries. Types are in the order of the node's Gres in slurm.conf; GPUs of one
   type are in the order of the file. An IDX then means /dev/nvidiaN, and N is NVML's minor number.
-- AutoDetect=nvml: the list has NVML's order, for any order of `File=`. It has the GPUs in `File=`, or all GPUs without
-  `File=`.
+- AutoDetect=nvml: the list has NVML's order, for any order of `File=`. The list has the GPUs in `File=`, or all GPUs
+  without `File=`.
+- AutoDetect=nvidia (since 24.11): slurmd learns no links between GPUs, so it sorts the `File=` entries by the names of
+  their device files, with numbers as numbers, for any order of lines and types. Without `File=`, the list depends on
+  the driver.
 
-Every other configuration proves no order, and IDX is then not resolved: a guess might give a job another job's GPU.
+No other configuration proves an order. IDX is then not resolved, because a guess might give a job another job's GPU.
 
 Grammar: keys and values are `Key=Value` or `Key="Value"`, keys in any case. `#` begins a comment, a backslash at the
 end of a line continues the line, `Include FILE` reads another file. A line applies to the nodes of its NodeName,
@@ -18,7 +21,7 @@ otherwise to all nodes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from gpu_exporter.common.outside import need_whole
@@ -30,7 +33,10 @@ _COMMENT = re.compile(r"(?<!\\)#.*")
 _PAIR = re.compile(r"\s*([A-Za-z0-9_.]+)\s*=\s*(?:\"([^\"]*)\"|(\S+))(?=\s|$)")
 _INCLUDE = re.compile(r"\s*include\s+(\S+)\s*", re.IGNORECASE)
 OFF = ("", "off")
+SHARED = ("shard", "mps")  # gres of which jobs get parts of GPUs
 MinorOf: TypeAlias = Callable[[str], "int | None"]
+Shares: TypeAlias = Mapping[int, frozenset[str]]
+"""The kinds of parts (shard, mps) that jobs can get of the GPU at each IDX. A GPU that jobs cannot share is missing."""
 # The keys of slurmd's parser, with its aliases.
 KEYS = frozenset(
     ("autodetect", "name", "nodename", "type", "count", "file", "files", "multiplefiles", "flags", "cores", "cpus")
@@ -165,18 +171,54 @@ def order_of(
             entries += [_ConfEntry(kind, minor, line.place, caps) for minor, caps in found]
     if detect in vendor.autodetect:
         return _nvml_order(entries, fileless, configured)
-    if detect not in OFF:
-        return _unknown(f"AutoDetect={detect} does not list GPUs in an order that the driver confirms")
+    if detect not in (*OFF, *vendor.autodetect_files):
+        return _unknown(
+            f"with AutoDetect={detect}, the driver cannot confirm the order of the GPUs; set AutoDetect=off, and add "
+            f"Name=gpu File={vendor.device_file_name}"
+        )
     if fileless:
         return _unknown(f"{fileless}: Name=gpu without File= names no device; add File={vendor.device_file_name}")
     if not entries:
         return _unknown(f"no line names a GPU of node {node}; add Name=gpu File={vendor.device_file_name}")
-    return _file_order(entries, configured)
+    return _file_order(entries, configured) if detect in OFF else _name_order(entries, mine, configured)
 
 
-def shares_gpus(lines: Iterable[GresLine], node: str) -> bool:
-    """Returns whether jobs can get parts of GPUs on this node (shard, mps). Raises GresConfError."""
-    return any(line.options.get("name", "").lower() in ("shard", "mps") and _is_about(line, node) for line in lines)
+def count_files(lines: Iterable[GresLine], node: str, vendor: Vendor) -> int:
+    """Returns the number of GPUs and parts of GPUs that lines with NodeName= and files name for this node.
+
+    Without NodeName=, a line may be in the file of a node without GPUs: slurm.conf then gives the node none. Raises
+    GresConfError.
+    """
+    named = (line for line in lines if line.options.get("name", "").lower() == "gpu" and "nodename" in line.options)
+    return sum(len(_files(line, vendor, _nobody)) for line in named if _is_about(line, node))
+
+
+def find_shares(
+    lines: Iterable[GresLine], node: str, order: GpuOrder, vendor: Vendor, minor_of: MinorOf = _nobody
+) -> Shares:
+    """Returns which GPUs of `node` jobs can share. Raises GresConfError.
+
+    A line without File= means all GPUs of the node. So does each line if `order` does not name the minor numbers.
+    """
+    shares: dict[int, frozenset[str]] = {}
+    for line in lines:
+        kind = line.options.get("name", "").lower()
+        if kind not in SHARED or not _is_about(line, node):
+            continue
+        try:
+            minors = {minor for minor, _ in _files(_without_count(line), vendor, minor_of)}
+        except GresConfError:  # the order of the GPUs remains valid
+            minors = set()
+        is_named = order.kind == "minor" and minors and minors <= {*order.minors} - {""}
+        for index in range(max(len(order.minors), order.total)):
+            if not is_named or order.minors[index] in minors:
+                shares[index] = shares.get(index, frozenset()) | {kind}
+    return shares
+
+
+def _without_count(line: GresLine) -> GresLine:
+    """Returns the line without Count=, which is the number of parts, not of files."""
+    return line._replace(options={key: value for key, value in line.options.items() if key != "count"})
 
 
 def _unknown(problem: str) -> GpuOrder:
@@ -195,7 +237,9 @@ def _file_order(entries: Sequence[_ConfEntry], configured: Sequence[tuple[str, i
             of_kind = list(entries)  # one type in the file, which slurm.conf does not name
         if len(of_kind) != count:
             named = f"gpu:{kind}:{count}" if kind else f"gpu:{count}"
-            return _unknown(f"{entries[0].place}: names {len(of_kind)} GPUs for the node's Gres={named} in slurm.conf")
+            return _unknown(
+                f"{entries[0].place}: names {len(of_kind)} GPUs, but slurm.conf gives the node Gres={named}"
+            )
         ordered += of_kind
     if len(ordered) != len(entries):
         spare = next(entry for entry in entries if entry not in ordered)
@@ -204,18 +248,39 @@ def _file_order(entries: Sequence[_ConfEntry], configured: Sequence[tuple[str, i
     return GpuOrder("minor", tuple(entry.minor for entry in ordered), caps=caps if any(caps) else ())
 
 
+def _name_order(
+    entries: Sequence[_ConfEntry], lines: Iterable[GresLine], configured: Sequence[tuple[str, int]]
+) -> GpuOrder:
+    """Returns the order of the entries by the names of their device files, for GPUs that slurmd has detected itself."""
+    parts = [entry.place for entry in entries if not entry.minor]
+    if parts:
+        return _unknown(f"{parts[0]}: MIG devices are not resolved by their position")
+    count = sum(number for _, number in configured)
+    if len(entries) != count:
+        return _unknown(f"{entries[0].place}: names {len(entries)} GPUs, but slurm.conf gives the node {count}")
+    names = [name for line in lines if line.options.get("name", "").lower() == "gpu" for name in _names(line)]
+    ordered = sorted(zip(map(_natural, names), entries, strict=True))
+    return GpuOrder("minor", tuple(entry.minor for _, entry in ordered))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Returns a key that sorts /dev/nvidia2 before /dev/nvidia10. Numbers are at the odd places."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(len(part), part) if place % 2 else (0, part) for place, part in enumerate(parts)]
+
+
 def _nvml_order(entries: Sequence[_ConfEntry], fileless: str, configured: Sequence[tuple[str, int]]) -> GpuOrder:
     if entries and fileless:
         return _unknown(
-            f"{fileless}: lines with and without File= under AutoDetect=nvml prove no order; give all of them File=, "
-            "or none"
+            f"{fileless}: with AutoDetect=nvml, give all lines File=, or none; otherwise the order of the GPUs is "
+            "unknown"
         )
     count = sum(number for _, number in configured)
     parts = [entry.place for entry in entries if not entry.minor]
     if parts:
         return _unknown(f"{parts[0]}: MIG devices are not resolved by their position")
     if entries and len(entries) != count:
-        return _unknown(f"{entries[0].place}: names {len(entries)} GPUs, but the node has {count} in slurm.conf")
+        return _unknown(f"{entries[0].place}: names {len(entries)} GPUs, but slurm.conf gives the node {count}")
     return GpuOrder("index", tuple(entry.minor for entry in entries), count)
 
 
@@ -245,10 +310,7 @@ def _autodetect(lines: list[GresLine]) -> str:
 
 def _files(line: GresLine, vendor: Vendor, minor_of: MinorOf) -> list[tuple[str, tuple[int, ...]]]:
     """Returns the line's GPUs as (minor number, capability files). The minor number is "" for a part of a GPU."""
-    try:
-        files = parse_names(line.options.get("file", line.options.get("files", "")))
-    except ValueError as exc:
-        raise GresConfError(f"{line.place}: File: {exc}") from exc
+    files = _names(line)
     if "multiplefiles" in line.options:
         if files:
             raise GresConfError(f"{line.place}: File and MultipleFiles cannot be combined")
@@ -264,6 +326,14 @@ def _files(line: GresLine, vendor: Vendor, minor_of: MinorOf) -> list[tuple[str,
             raise GresConfError(f"{line.place}: {file[:80]!r} is not a device {vendor.device_file_name}")
         minors.append(str(minor) if minor is not None or match is None else str(need_whole(match[1])))
     return [(minor, ()) for minor in minors]
+
+
+def _names(line: GresLine) -> list[str]:
+    """Returns the device files of a line."""
+    try:
+        return parse_names(line.options.get("file", line.options.get("files", "")))
+    except ValueError as exc:
+        raise GresConfError(f"{line.place}: File: {exc}") from exc
 
 
 def _caps(line: GresLine, vendor: Vendor) -> tuple[int, ...]:

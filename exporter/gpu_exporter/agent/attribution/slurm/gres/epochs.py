@@ -1,9 +1,9 @@
-"""Remembers which order of GPUs applied at what time. A job keeps the IDX numbers that it had at its start.
+"""Remembers the valid order of GPUs for each time. A job keeps the IDX numbers that it had at its start.
 
-slurmd reads gres.conf when it starts (before Slurm 23.11 also at `scontrol reconfigure`), and running jobs continue.
-The present file therefore applies only to jobs that started after slurmd read it. An older job is resolved only if the
-order of its start time is remembered. If a file has a new date but the same content for this node, nothing changes.
-Times are Unix seconds of the node's clock.
+slurmd reads gres.conf when it starts (before Slurm 23.11 also at `scontrol reconfigure`), and running jobs continue. So
+the present file applies only to jobs that started after slurmd read it. An older job is resolved only with the order of
+its start time. A new date without new content for this node changes nothing. Times are Unix seconds of the node's
+clock.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpu_exporter.agent.attribution.remembered import Remembered
-from gpu_exporter.agent.attribution.slurm.gres.conf import GpuOrder
+from gpu_exporter.agent.attribution.slurm.gres.conf import GpuOrder, Shares
 from gpu_exporter.common.files import READABLE
 from gpu_exporter.common.outside import need_real, need_whole, need_wholes
 
@@ -25,8 +26,8 @@ SKEW_S = 10.0  # between slurmctld's clock, which dates jobs, and the node's clo
 GAP_S = 600.0
 SAVE_EACH_S = 60.0  # how often the file records that an order still applies
 BEFORE = (
-    "the job began before slurmd started with this gres.conf, and the earlier order of GPUs is unknown; "
-    "IDX is resolved for jobs that begin from now on"
+    "the job began before slurmd read this gres.conf, and the earlier order of GPUs is unknown; jobs that begin "
+    "now are not affected"
 )
 _UNKNOWN = GpuOrder("unknown", problem=BEFORE)
 
@@ -36,18 +37,24 @@ class GresContent(NamedTuple):
 
     - `since`: when slurmd began to use it. None if slurmd may still use an older content.
     - `changed`, `path`: time of the change and the changed file, if `since` is None.
-    - `shares`: jobs can get parts of this node's GPUs (shard, mps).
+    - `shares`: the GPUs of which jobs can get parts.
+    - `boot`: the node's boot time, if the file was last changed before it. Then every slurmd since the boot read this
+      content. Otherwise None.
     """
 
     order: GpuOrder
     since: float | None = None
     changed: float = 0.0
     path: str = ""
-    shares: bool = False
+    shares: Shares = MappingProxyType({})
+    boot: float | None = None
 
 
 class Epoch(NamedTuple):
-    """A time in which one `order` applied: from `since` to `seen`. `is_over`: another order may apply after `seen`."""
+    """A period in which the GPUs had one order (`order`), from `since` until it was last seen (`seen`). Unix seconds.
+
+    `is_over`: after `seen`, the GPUs may have another order.
+    """
 
     since: float
     seen: float
@@ -81,10 +88,11 @@ class Epochs:
     def _decide(self, found: GresContent, slurmd_start: float, now: float) -> GpuOrder:
         last = self._epochs[-1] if self._epochs else None
         if found.since is not None:
-            if last is None or not _goes_on(last, found.order, found.since):
-                self._begin(Epoch(found.since, max(found.since, now), found.order))
+            since = found.since if self._is_contradicted(found) else min(found.since, found.boot or found.since)
+            if last is None or not _goes_on(last, found.order, since):
+                self._begin(Epoch(since, max(since, now), found.order))
             else:
-                self._epochs[-1] = last._replace(seen=max(last.seen, now))
+                self._epochs[-1] = last._replace(since=min(last.since, since), seen=max(last.seen, now))
             return found.order
         if last is None or not last.since <= slurmd_start <= last.seen:
             return GpuOrder(
@@ -100,9 +108,13 @@ class Epochs:
             self._epochs[-1] = last._replace(seen=max(last.seen, min(found.changed, now)), is_over=True)
         return GpuOrder(
             "unknown",
-            problem=f"{found.path} lists the GPUs in another order than at the start of slurmd: restart slurmd "
-            "(`scontrol reconfigure` is not enough: the exporter cannot see whether slurmd has read the file again)",
+            problem=f"{found.path} lists the GPUs in another order than when slurmd started: restart slurmd "
+            "(`scontrol reconfigure` is not enough)",
         )
+
+    def _is_contradicted(self, found: GresContent) -> bool:
+        """Returns whether another order applied after the boot. Then the date of the file proves nothing."""
+        return any(epoch.order != found.order and epoch.seen >= (found.boot or 0.0) for epoch in self._epochs)
 
     def at(self, start: float | None, order: GpuOrder) -> GpuOrder:
         """Returns the order for a job that started at `start` (None if unknown). `order`: the present

@@ -1,0 +1,70 @@
+"""Decides which time each ended holder gets, so that no time of a unit counts twice.
+
+The epilog of a job, which reports the end, may run when the next job already has the GPU. Polls in between show only
+the next job, and the next job may even end first. Starts and ends are in whole seconds. So an ended holder gets the
+first part of its time that no other holder of the unit has. If polls showed it, its time goes on from the last of them.
+On a shared unit, some get less or nothing, because others had parts at the same time.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount
+from gpu_exporter.common.model.holders import AllocationId
+from gpu_exporter.common.model.units import UnitId
+
+EDGE_S = 0.05  # times of one moment differ by less: they come from another clock, and are converted at two moments
+
+
+def plan_ends(
+    confirmed: Iterable[ConfirmedAllocation],
+    ended: Sequence[ConfirmedAllocation],
+    accounts: Mapping[AllocationId, HolderAccount],
+    forgotten: Mapping[UnitId, float],
+    oldest: float,
+) -> list[ConfirmedAllocation]:
+    """Returns the ended holders in order of their ends, each with its own time: from `start` to `confirmed`. Leaves out
+    holders without such a time.
+
+    - `confirmed`: the holders that the poll shows.
+    - `accounts`: of all holders before the poll.
+    - `forgotten`: until when holders without an account had a unit.
+    - `oldest`: the earliest time that counts for holders without an account.
+    """
+    until = {entry.id: entry.confirmed for entry in confirmed}
+    taken: dict[AllocationId, tuple[float, float]] = {}
+    for holder_id, account in accounts.items():
+        last = max(account.confirmed, until.get(holder_id, account.confirmed))
+        if last > account.began or account.running:  # a hidden holder that one answer showed takes no time
+            taken[holder_id] = account.began, last
+    past: list[ConfirmedAllocation] = []
+    for entry in sorted(ended, key=lambda each: (each.id not in accounts, _start_of(each), each.confirmed)):
+        unit, found = entry.allocation.unit, accounts.get(entry.id)
+        begin = max(_start_of(entry), forgotten.get(unit, oldest), oldest) if found is None else found.confirmed
+        end = min([entry.confirmed, *_list_next(entry, begin, ended)])
+        for first, last in sorted(each for other, each in taken.items() if other[0] == unit and other != entry.id):
+            if found is None and first <= begin + EDGE_S:
+                begin = max(begin, last)
+            elif first >= begin - EDGE_S:
+                end = min(end, first)
+        if end > begin:
+            taken[entry.id] = (begin if found is None else found.began), end
+            past.append(entry._replace(start=begin, confirmed=end))
+    return sorted(past, key=lambda each: each.confirmed)
+
+
+def _start_of(entry: ConfirmedAllocation) -> float:
+    return entry.confirmed if entry.start is None else entry.start
+
+
+def _list_next(entry: ConfirmedAllocation, begin: float, ended: Iterable[ConfirmedAllocation]) -> list[float]:
+    """Returns the starts of the next holders of a whole unit that ended before this holder's late end."""
+    return [
+        other.start
+        for other in ended
+        if other.allocation.unit == entry.allocation.unit and not other.allocation.is_shared
+        if other.start is not None and other.start > begin and other.confirmed < entry.confirmed
+    ]

@@ -1,0 +1,1 @@
+"""The commands that report the use of a period."""

@@ -1,0 +1,1 @@
+"""GPU-hours by Slurm's record and by gpu-exporter, compared."""

@@ -1,0 +1,117 @@
+"""The GPU-seconds of an account by Slurm's record and by our count, and the reasons of the difference.
+
+Slurm counts the elapsed time of a run for each gres/gpu. An exporter counts the share of each GPU until its node has
+released the GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpu_exporter.common.slurm.hostlist import parse_names
+from gpu_exporter.reports.jobs.model import SlurmRun
+
+EPILOG_S = 5.0  # Slurm 24.11.5 reports some ends to the node so late; a longer epilog of the site stays in the rest
+ROUNDED = 0.2  # seconds squared: variance of a run's length by two whole-second dates, of which one in ten differs
+SIGMAS = 3.0
+
+
+class TimeReason(NamedTuple):
+    """A part of the difference, in GPU-seconds; below 0 if Slurm counts more."""
+
+    name: str
+    text: str
+    gpu_seconds: float
+
+
+@dataclass(slots=True)
+class AccountTime:
+    """GPU-seconds of an account.
+
+    - `recorded`: by Slurm's record. `held`: by our count.
+    - `suspended`: time of suspended runs, which keep their GPUs, but which Slurm does not count.
+    - `parts`: of MIG instances, shards and MPS, our count less Slurm's.
+    - `unseen`: recorded or suspended on nodes without an exporter at this time.
+    - `runs`, `gpus`, `squares`: number of runs, the sum of their GPUs, and of the squares of these.
+    """
+
+    recorded: float = 0.0
+    held: float = 0.0
+    suspended: float = 0.0
+    parts: float = 0.0
+    unseen: float = 0.0
+    runs: int = 0
+    gpus: float = 0.0
+    squares: float = 0.0
+
+    def add(self, run: SlurmRun, unseen: float = 0.0, *, is_new: bool = True) -> None:
+        """Adds a run of Slurm's record, or a part of it. `unseen`: the share of its time. `is_new`: its first part."""
+        self.recorded += run.gpus * run.elapsed_s
+        self.suspended += run.gpus * suspended_s(run)
+        self.unseen += unseen * run.gpus * (run.elapsed_s + suspended_s(run))
+        if is_new:
+            self.runs, self.gpus, self.squares = self.runs + 1, self.gpus + run.gpus, self.squares + run.gpus**2
+
+    @property
+    def difference(self) -> float:
+        return self.held - self.recorded
+
+    def reasons(self) -> list[TimeReason]:
+        """The reasons. Whole seconds and epilogs explain no more than they can. The last reason is the rest."""
+        found = [
+            TimeReason("suspended", "suspended jobs keep their GPUs; sacct leaves the time out", self.suspended),
+            TimeReason("parts", "sacct counts a MIG instance as 1, shards and MPS as 0", self.parts),
+            TimeReason("unseen", "nodes on which no exporter ran at the time", 0.0 - self.unseen),
+        ]
+        rest = self.difference - sum(reason.gpu_seconds for reason in found)
+        noise = SIGMAS * math.sqrt(ROUNDED * self.squares)
+        rounded = min(max(rest, -noise), noise)
+        epilog = min(max(rest - rounded, 0.0), EPILOG_S * self.gpus)
+        rest -= rounded + epilog
+        each = f": {rest / self.gpus:+.1f} s for each GPU of a run" if self.gpus else ""
+        found += [
+            TimeReason("whole_seconds", "the dates of sacct are whole seconds", rounded),
+            TimeReason("epilog", f"GPUs are released after the epilog (at most {EPILOG_S:.0f} s a run)", epilog),
+            TimeReason("rest", f"not explained{each}", rest),
+        ]
+        return found
+
+
+def suspended_s(run: SlurmRun) -> float:
+    """For how long the run kept its GPUs without elapsed time."""
+    return max(0.0, (run.end or run.start) - run.start - run.elapsed_s)
+
+
+class SeenNodes:
+    """When each node had an exporter: from the first to the last sample, since an exporter that returns counts the
+    time of its absence. Names are compared without the domain.
+    """
+
+    def __init__(self, seen: Mapping[str, tuple[float, float]]) -> None:
+        """`seen`: Unix seconds by the name of the node."""
+        self._seen = {_short(node): times for node, times in seen.items()}
+        self.is_of_slurm = False  # whether any node of a run is among them
+
+    def unseen(self, run: SlurmRun) -> float:
+        """The share of the run's time that no exporter could count, as the mean over its nodes."""
+        end = run.end if run.end is not None else run.start + run.elapsed_s
+        unseen = list(self._unseen(run.nodes, run.start, end))
+        return sum(unseen) / len(unseen) if unseen else 0.0
+
+    def _unseen(self, nodes: str, start: float, end: float) -> Iterator[float]:
+        try:
+            names = parse_names(nodes)
+        except ValueError:  # a list that was cut
+            return
+        for name in names:
+            first, last = self._seen.get(_short(name), (math.inf, math.inf))
+            self.is_of_slurm = self.is_of_slurm or first < math.inf
+            seen_s = max(0.0, min(end, last) - max(start, first))
+            yield 1.0 - (seen_s / (end - start) if end > start else 1.0)
+
+
+def _short(node: str) -> str:
+    return node.partition(".")[0].lower()

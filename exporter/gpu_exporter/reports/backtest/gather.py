@@ -1,0 +1,211 @@
+"""Reads the gangs of a period from a PromQL API: lives from the exporters, owners from kube-state-metrics."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpu_exporter.common.config.defaults import Policy
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.reconciler.decision.surroundings import BATCH, INTERACTIVE, LOOSE, SERVING, UNCLEAR
+from gpu_exporter.reconciler.evidence.records import HolderName
+from gpu_exporter.reports.backtest.curves import CurveSource
+from gpu_exporter.reports.backtest.gauges import GaugeTracks
+from gpu_exporter.reports.backtest.lives import HolderLife, PastGang, Tenure
+from gpu_exporter.reports.backtest.own import OwnTracks, bridge
+from gpu_exporter.reports.backtest.tracks import build_tenures, doubt_contradicted
+from gpu_exporter.reports.history.asking import History, WindowSpan
+from gpu_exporter.reports.usage.cells import HolderId
+from gpu_exporter.reports.usage.gather import EXPORTERS, ReportWatch, SiteExporters, cluster_part, parts
+from gpu_exporter.reports.usage.sources.gauges import COVERED_S
+from gpu_exporter.reports.usage.sources.kube import KubeOwner, KubeReader, PodFacts, PodName
+
+# Labels of pods that are used interactively, as the reconciler knows them, if kube-state-metrics publishes them.
+INTERACTIVE_LABELS = (("label_notebook_name", ".+"), ("label_component", "singleuser-server"))
+
+
+NO_FACTS = PodFacts()
+
+
+@dataclass(slots=True)
+class PodPast:
+    """What kube-state-metrics knows about the pods of a name. `starts`, `ends`: when each of them began and completed
+    (Unix seconds). `asked`: the most units that one requested, None if unknown. `is_interactive`: by its labels.
+    """
+
+    facts: PodFacts = NO_FACTS
+    starts: tuple[float, ...] = ()
+    ends: tuple[float, ...] = ()
+    asked: float | None = None
+    is_interactive: bool = False
+
+
+NO_PAST = PodPast()
+
+
+class KubeFacts:
+    """What kube-state-metrics knows about pods and their controllers in the period."""
+
+    def __init__(self) -> None:
+        self.pods: dict[PodName, PodPast] = {}
+        self.above: dict[KubeOwner, KubeOwner] = {}
+
+    def read(self, kube: KubeReader, day: WindowSpan) -> None:
+        """Adds what these hours show. Raises AnswerError."""
+        for pod, facts in kube.read_pods(day).items():
+            self._past(pod).facts = facts
+        for pod, walls in kube.read_starts(day).items():
+            self._past(pod).starts = tuple(sorted({*self._past(pod).starts, *walls}))
+        for pod, walls in kube.read_ends(day).items():
+            self._past(pod).ends = tuple(sorted({*self._past(pod).ends, *walls}))
+        for pod, units in kube.read_asked(day).items():
+            self._past(pod).asked = max(units, self._past(pod).asked or 0.0)
+        for label, pattern in INTERACTIVE_LABELS:
+            for pod in kube.read_labelled(label, pattern, day):
+                self._past(pod).is_interactive = True
+        self.above |= kube.read_above(day)
+
+    def _past(self, pod: PodName) -> PodPast:
+        found = self.pods.get(pod)
+        if found is None:
+            found = self.pods[pod] = PodPast()
+        return found
+
+    def of(self, pod: PodName) -> PodPast:
+        """What is known about this pod."""
+        return self.pods.get(pod, NO_PAST)
+
+    def controllers_of(self, pod: PodName) -> list[KubeOwner]:
+        """The known controllers of a pod, nearest first."""
+        facts = self.of(pod).facts
+        if not facts.owner:
+            return []
+        own = KubeOwner(pod.cluster, pod.namespace, facts.kind, facts.owner)
+        return [own, *(self.above[own] for _ in range(own in self.above))]
+
+
+class GangHistory(NamedTuple):
+    """The gangs, the values that the sources do not have, and the sources."""
+
+    gangs: list[PastGang]
+    missing: list[str]
+    sources: Sequence[CurveSource]
+
+
+def read_gangs(
+    history: History,
+    matcher: str,
+    team_label: str,
+    policy: Policy,
+    site: SiteExporters,
+    span: WindowSpan,
+    watch: ReportWatch,
+) -> GangHistory:
+    """The gangs of these hours. gpu-exporter's series count if they are complete. Raises AnswerError."""
+    series = max(site.series, site.own)
+    days = list(parts(span, series))
+    watch.begin(len(days), series)
+    kube = KubeReader(history, cluster_part(matcher), team_label)
+    facts = KubeFacts()
+    if site.has_kube:
+        kube.look(span)
+    own = OwnTracks(history, matcher, policy) if site.prefers_own else None
+    others = {} if own else {name: GaugeTracks(history, EXPORTERS[name](), matcher) for name in site.exporters}
+    for day in days:
+        for source in (own,) if own is not None else others.values():
+            source.read(day)
+        if site.has_kube:
+            facts.read(kube, day)
+        history.end_chunk()
+        watch.end_chunk()
+    missing: list[str] = []
+    if own is not None:
+        for track in own.tracks.values():
+            bridge(track)
+        cuts = {holder: sorted(starts) for holder, starts in own.starts.items()}
+        gangs = list(build_gangs(build_tenures(own.tracks, span.end, cuts), facts))
+        for life in (life for gang in gangs for life in gang.lives):
+            own.describe(life)
+        return GangHistory(gangs, missing, [own])
+    doubt_contradicted([source.tracks for source in others.values()])
+    tenures: dict[HolderId, list[Tenure]] = {}
+    for name, source in others.items():
+        held = sorted({holder for holder, _ in source.tracks if holder is not None})
+        starts = {holder: facts.of(_pod(holder)).starts for holder in held}
+        ends = {holder: facts.of(_pod(holder)).ends for holder in held}
+        is_sparse = any(track.interval_s > COVERED_S for track in source.tracks.values())
+        for holder, found in build_tenures(source.tracks, span.end, starts, ends, has_free=True).items():
+            tenures.setdefault(holder, found)  # of two exporters, the first that shows a holder counts
+        if is_sparse:
+            missing.append(f"proof while samples of {name} are more than {COVERED_S:.0f} s apart: scrape it every 30 s")
+        if not held:
+            missing.append(f"the holders of {name}, which names none")
+    if not tenures:
+        raise AnswerError(f"{history.address}: no exporter names a holder of a GPU in this period")
+    return GangHistory(list(build_gangs(tenures, facts)), missing, list(others.values()))
+
+
+def build_gangs(tenures: Mapping[HolderId, list[Tenure]], facts: KubeFacts) -> Iterator[PastGang]:
+    """The gangs of these holders. Yields them in the order of their names."""
+    gangs: defaultdict[tuple[str, ...], PastGang] = defaultdict(lambda: PastGang([]))
+    starts: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+    families: list[tuple[PastGang, tuple[str, ...]]] = []
+    for holder, found in sorted(tenures.items()):
+        controllers = facts.controllers_of(_pod(holder))
+        joint = find_joint(controllers)
+        place: tuple[str, ...] = (holder.cluster, holder.scheduler, holder.namespace)
+        group = joint or next(iter(controllers), None)
+        family = (*place, "", holder.name) if group is None else (*place, group.kind, group.name)
+        past = facts.of(_pod(holder)) if holder.scheduler == "kubernetes" else NO_PAST
+        for number, life in enumerate(_lives(holder, found)):
+            life.held = None if past.asked is None else round(past.asked)
+            starts[family].append(life.start)
+            gang = gangs[(*place, holder.name, str(number)) if joint is None else family]
+            gang.lives.append(life)
+            gang.title = "" if joint is None else f"{joint.kind}/{joint.name}"
+            gang.owner_kinds = tuple(each.kind for each in controllers)
+            gang.kind = INTERACTIVE if past.is_interactive else kind_of(gang.owner_kinds)
+            gang.team = past.facts.team
+            families.append((gang, family))
+    for gang, family in families:
+        gang.starts = starts[family]
+    yield from gangs.values()
+
+
+def find_joint(controllers: Sequence[KubeOwner]) -> KubeOwner | None:
+    """The highest controller whose pods work together, as the reconciler finds gangs; None for a pod by itself."""
+    joint = list(itertools.takewhile(lambda each: each.kind not in LOOSE, controllers))
+    return joint[-1] if joint else None
+
+
+def kind_of(owner_kinds: Sequence[str]) -> str:
+    """The class of a pod by the kinds of its controllers, nearest first: the history shows neither routes nor API
+    groups, and no owner of a StatefulSet.
+    """
+    if any(kind in ("PodClique", "RoleSet") for kind in owner_kinds):  # Grove's and AIBrix's, which control pods
+        return SERVING
+    return BATCH if any(kind.endswith("Job") for kind in owner_kinds) else UNCLEAR
+
+
+def _lives(holder: HolderId, tenures: Iterable[Tenure]) -> Iterator[HolderLife]:
+    """The lives of holders of this name: each holds a unit all the time."""
+    name = HolderName(holder.scheduler, holder.namespace, holder.name)
+    owner = "/".join(filter(None, (holder.user, holder.account)))
+    known = {"user": frozenset([holder.user]), "account": frozenset([holder.account])}
+    life: HolderLife | None = None
+    for tenure in sorted(tenures, key=lambda each: (each.start, each.end, each.uuid, each.mig)):
+        if life is not None and tenure.start < life.end:
+            life.tenures.append(tenure)
+            continue
+        if life is not None:
+            yield life
+        life = HolderLife(holder.cluster, name, [tenure], owner, facts=known)
+    if life is not None:
+        yield life
+
+
+def _pod(holder: HolderId) -> PodName:
+    return PodName(holder.cluster, holder.namespace, holder.name)

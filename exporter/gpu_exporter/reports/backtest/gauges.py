@@ -1,0 +1,206 @@
+"""Reads idle runs from exporters of gauges, with the first pass of the report.
+
+The first pass has the smallest and largest sample of each hour. Units that were at zero at any time are then read in
+blocks; only blocks at zero are in the answer. Hours with missing samples are counted in parts of ten minutes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
+
+from gpu_exporter.common.promql.vector import literal
+from gpu_exporter.reports.backtest.lives import HolderLife
+from gpu_exporter.reports.backtest.spans import Span, extend
+from gpu_exporter.reports.backtest.tracks import MISSED, PART_S, Key, SeenPart, UnitTrack
+from gpu_exporter.reports.history.asking import History, Labels, WindowSpan, over
+from gpu_exporter.reports.usage.cells import WINDOW_S, HolderId, Unit
+from gpu_exporter.reports.usage.model import FLOORS
+from gpu_exporter.reports.usage.sources.boards import add_up_boards, board_of
+from gpu_exporter.reports.usage.sources.gauges import COVERED_S, RESERVATIONS, GaugeReader, Gauges, is_broken
+from gpu_exporter.reports.usage.sources.intervals import target_of
+from gpu_exporter.reports.usage.sources.witnesses import by_gpu, find_contradicted
+from gpu_exporter.reports.usage.sources.zeros import FirstPass, Kind, Table, Values, classify
+
+BLOCKS_S = (120.0, 300.0, 600.0)  # of two samples or more
+
+
+class GaugeTracks:
+    """The tracks of one exporter. `read` may raise AnswerError."""
+
+    def __init__(self, history: History, gauges: Gauges, matcher: str) -> None:
+        """`matcher`: the user's label matchers, "" for all series."""
+        self._history, self._gauges = history, gauges
+        self._reader = GaugeReader(history, gauges, matcher, FLOORS[-1], is_brief=True, has_means=False)
+        self.tracks: dict[Key, UnitTrack] = {}
+        self._units: dict[Unit, Unit] = {}  # answers about the same unit or holder share its names
+        self._holders: dict[HolderId | None, HolderId | None] = {}
+
+    def read(self, span: WindowSpan) -> None:
+        """Adds the sightings of these hours, which follow those of the call before."""
+        for base in self._reader.bases(span):
+            if base.counts:
+                self._add(base, span)
+
+    def mean(self, life: HolderLife, seconds: float) -> str:
+        """As CurveSource.mean: of the utilization; of the engine activity for MIG instances, which have no other."""
+        units, gauges = life.tenures, self._gauges
+        instances = sorted({each.mig for each in units} - {""})
+        metric, full = (gauges.engine, 1.0) if instances else (gauges.utilization, gauges.full)
+        matchers = list(self._reader.matchers({each.uuid for each in units}))[:1]  # one query has hundreds of units
+        if not metric or not matchers:
+            return ""
+        if instances:
+            matchers.append(f'{gauges.instance_label}=~"{"|".join(map(literal, instances))}"')
+        return f"avg({over('avg', self._reader.select(metric, *matchers), seconds)}) / {full:g}"
+
+    def _add(self, base: FirstPass, span: WindowSpan) -> None:
+        placed = self._reader.place(base, span)
+        intervals = {labels: base.intervals[target_of(labels)] for labels in base.counts}
+        longest = {target: max(of.values()) for target, of in base.intervals.items() if of}
+        block_of: dict[str, float] = {}  # by uuid: all series of a unit are read in the same blocks
+        for labels in base.counts:
+            least = 2.0 * longest[target_of(labels)]
+            block = next((each for each in BLOCKS_S if each >= least), BLOCKS_S[-1])
+            block_of[placed[labels].unit.uuid] = max(block, block_of.get(placed[labels].unit.uuid, 0.0))
+        kinds = {
+            labels: {start: classify(base, FLOORS[-1], labels, start) for start in counts}
+            for labels, counts in base.counts.items()
+        }
+        zero, partial = set(), set()
+        for labels, counts in base.counts.items():
+            uuid, of = placed[labels].unit.uuid, intervals[labels]
+            if any(kind not in (Kind.NEVER, None) for kind in kinds[labels].values()):
+                zero.add((block_of[uuid], labels in base.engine, uuid))
+            if any(WINDOW_S - count * of[start] > MISSED * of[start] for start, count in counts.items()):
+                partial.add(uuid)
+        blocks = self._read_blocks(base, zero, span)
+        windows, busy = self._read_windows(base, partial, span)
+        boards = add_up_boards(base.counts, placed, base.intervals)
+        contradicted = {board for board, _, _ in find_contradicted(base, placed, boards, span.window)}
+        videos, more = by_gpu(base.video, placed), self._reader.read_doubts(base, placed, kinds, span)
+        keys: defaultdict[Key, list[Labels]] = defaultdict(list)
+        for labels in base.counts:
+            unit, holder, _ = placed[labels]
+            unit, holder = self._units.setdefault(unit, unit), self._holders.setdefault(holder, holder)
+            keys[holder, (unit.cluster, unit.uuid, unit.gi)].append(labels)
+        for key, series in keys.items():
+            track = self.tracks.get(key)
+            if track is None:
+                track = self.tracks[key] = UnitTrack(self._units[placed[series[0]].unit])
+            for start, labels in best_series(series, base.counts):
+                interval = intervals[labels][start]
+                track.interval_s = max(interval, track.interval_s)
+                hour = (start, base.counts[labels][start], interval)
+                see_hour(track, hour, windows.get(labels, {}), busy.get(labels, {}))
+                is_known = kinds[labels][start] is not None
+                board = board_of(placed[labels])
+                is_denied = is_broken(base, labels) or board in contradicted or more.has(board, start)
+                if interval > COVERED_S or is_denied or not (is_known and self._reader.proves(base, labels, start)):
+                    extend(track.doubts, start, start + WINDOW_S)
+            uuid = placed[series[0]].unit.uuid
+            video, block = videos.get(key[1][:2], ()), block_of[uuid]
+            is_reservation = key[0] is not None and RESERVATIONS.fullmatch(key[0].namespace)
+            zeros = {} if is_reservation else _common(blocks, series, base.counts)
+            if video:  # neither gauge shows encoders and decoders
+                zeros = {at: value for at, value in zeros.items() if at // WINDOW_S * WINDOW_S not in video}
+            at_floors: list[list[Span]] = []
+            for number, floor in enumerate(FLOORS):
+                if number and not any(value > FLOORS[number - 1] for value in zeros.values()):
+                    at_floors.append(at_floors[-1])
+                    continue
+                at_floors.append([])
+                for at in sorted(zeros):
+                    if zeros[at] <= floor:
+                        extend(at_floors[-1], at, at + block)
+            track.add_idle(at_floors)
+
+    def _read_blocks(
+        self, base: FirstPass, units: Collection[tuple[float, bool, str]], span: WindowSpan
+    ) -> dict[Labels, Values]:
+        """The blocks at zero, with their largest engine activity; 0 without this activity. `units`: length of a block,
+        whether a series has this activity, and uuid. Without it, a block of a series that has it is unknown.
+        """
+
+        def ask(item: tuple[float, bool, str]) -> tuple[bool, dict[Labels, Values]]:
+            block, has_engine, matcher = item
+            query = self._zero(base, matcher, block, has_engine=has_engine)
+            return has_engine, self._history.ask_table("blocks", query, span._replace(window=block))
+
+        kinds = sorted({unit[:2] for unit in units})
+        of_kind = {kind: {uuid for *of, uuid in units if tuple(of) == kind} for kind in kinds}
+        asked = [(*kind, each) for kind in kinds for each in self._reader.matchers(of_kind[kind])]
+        found: dict[Labels, Values] = {}
+        for has_engine, answer in self._history.ask_ahead(ask, asked):
+            found |= {labels: values for labels, values in answer.items() if (labels in base.engine) == has_engine}
+        return found
+
+    def _zero(self, base: FirstPass, matcher: str, block: float, *, has_engine: bool) -> str:
+        """PromQL: the blocks of these units at zero."""
+        work = over("max", self._reader.select(base.metric, matcher), block)
+        if base.is_engine:
+            return f"{work} <= {FLOORS[-1]}"
+        if not has_engine:
+            return f"{work} == 0"
+        engine = over("max", self._reader.select(self._gauges.engine, matcher), block)
+        return f"{engine} <= {FLOORS[-1]} and {work} == 0"
+
+    def _read_windows(
+        self, base: FirstPass, units: Collection[str], span: WindowSpan
+    ) -> tuple[dict[Labels, Values], dict[Labels, Values]]:
+        """The samples of each window, and the windows with any work."""
+
+        def ask(item: tuple[str, str]) -> tuple[str, dict[Labels, Values]]:
+            name, matcher = item
+            series = self._reader.select(base.metric, matcher)
+            query = over("count", series, PART_S)
+            if name == "busy":
+                query = f"{over('max', series, PART_S)} > {FLOORS[-1] if base.is_engine else 0}"
+                if base.engine:
+                    engine = over("max", self._reader.select(self._gauges.engine, matcher), PART_S)
+                    query += f" or {engine} > {FLOORS[-1]}"
+            return name, self._history.ask_table(name, query, span._replace(window=PART_S))
+
+        found: dict[str, dict[Labels, Values]] = {"windows": {}, "busy": {}}
+        asked = [(name, matcher) for matcher in self._reader.matchers(units) for name in found]
+        for name, answer in self._history.ask_ahead(ask, asked):
+            found[name] |= answer
+        return found["windows"], found["busy"]
+
+
+def see_hour(track: UnitTrack, hour: tuple[float, float, float], windows: Values, busy: Values) -> None:
+    """Adds an hour: its start, its samples, and the seconds between them. `windows`: the samples of each window of an
+    hour with missing ones. `busy`: windows with work.
+    """
+    start, count, interval = hour
+    if WINDOW_S - count * interval <= MISSED * interval:
+        extend(track.seen, start, start + WINDOW_S)
+        return
+    for at in (start + number * PART_S for number in range(round(WINDOW_S / PART_S))):
+        seconds = min(PART_S, windows.get(at, 0.0) * interval)
+        if PART_S - seconds <= MISSED * interval:
+            extend(track.seen, at, at + PART_S)
+        elif seconds:
+            track.parts[at] = SeenPart(seconds, at in busy)
+
+
+def best_series(series: Collection[Labels], counts: Table) -> list[tuple[float, Labels]]:
+    """The hours of a holder, each with the series that has the most samples: targets move, and two may show a unit."""
+    best: dict[float, Labels] = {}
+    for labels in sorted(series):
+        for start, count in counts[labels].items():
+            if start not in best or count > counts[best[start]][start]:
+                best[start] = labels
+    return sorted(best.items())
+
+
+def _common(blocks: Mapping[Labels, Values], series: Collection[Labels], counts: Table) -> Values:
+    """The blocks at zero in all series of a holder that have samples in this hour, with the largest activity of any."""
+    if len(series) == 1:
+        return blocks.get(next(iter(series)), {})
+    found: dict[float, list[float]] = {}
+    for labels in series:
+        for at, value in blocks.get(labels, {}).items():
+            found.setdefault(at, []).append(value)
+    hours = Counter(start for labels in series for start in counts[labels])
+    return {at: max(values) for at, values in found.items() if len(values) >= hours[at // WINDOW_S * WINDOW_S]}

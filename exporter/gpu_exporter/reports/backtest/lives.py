@@ -1,0 +1,231 @@
+"""The lives of holders in a history: which units they held, when these were idle, and when no source saw them. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import NamedTuple
+
+from gpu_exporter.common.model.readings import WITNESSES_MIN
+from gpu_exporter.reconciler.decision.surroundings import UNCLEAR, Member, Surroundings
+from gpu_exporter.reconciler.evidence.records import FACTS, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reports.backtest.spans import Spans, overlap_s
+
+# How a run or a tenure ended: the unit worked; no source saw it; the holder left it, or its node vanished for ever; the
+# history ends.
+WORK, UNSEEN, LEFT, LOST, OPEN = "work", "unseen", "left", "lost", "open"
+SHORT_S = 900.0  # shorter idle runs are left out, unless they touch a gap: no policy has such a window
+
+
+class IdleRun(NamedTuple):
+    """Time without any activity, from `start` to `end` (Unix seconds). `ended`: how, one of the words above."""
+
+    start: float
+    end: float
+    ended: str
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(slots=True)
+class Tenure:
+    """A unit that one holder held from `start` to `end` (Unix seconds).
+
+    - `runs`: its idle runs at each floor of model.FLOORS, by time; the same ones for a source without engine activity.
+    - `gaps`: time in which no source saw the unit. `thin`: further such time, whose exact place is unknown.
+    - `ended`: LEFT, UNSEEN, LOST or OPEN. `share`: the part of a whole GPU that its holder has.
+    - `doubts`: time in which the source did not see whether the unit worked between two samples.
+    - `host_work`: time in which the holder worked outside its GPUs; empty if the source does not know.
+    - `longest_gap_s`: its longest idle run that ended with work, before `start` of the history (seconds).
+    """
+
+    node: str
+    uuid: str
+    mig: str
+    model: str
+    start: float
+    end: float
+    ended: str
+    runs: tuple[Sequence[IdleRun], ...]
+    gaps: Spans = ()
+    doubts: Spans = ()
+    thin: Spans = ()
+    share: float = 1.0
+    is_shared: bool = False
+    host_work: Spans = ()
+    longest_gap_s: float = 0.0
+    records: dict[int, list[tuple[float, float]]] = field(default_factory=dict, compare=False, repr=False)
+
+    def run_at(self, wall: float, floor: int) -> IdleRun | None:
+        """The idle run at this time."""
+        runs = self.runs[floor]
+        at = bisect_right(runs, wall, key=itemgetter(0)) - 1
+        return runs[at] if at >= 0 and wall < runs[at].end else None
+
+    def lose(self) -> None:
+        """Makes its end the end of what was seen of it."""
+        self.ended = UNSEEN
+        self.runs = tuple([run._replace(ended=UNSEEN) if run.ended == LEFT else run for run in of] for of in self.runs)
+
+    def gap_at(self, wall: float) -> tuple[float, float] | None:
+        """The gap at this time."""
+        at = bisect_right(self.gaps, wall, key=itemgetter(0)) - 1
+        return self.gaps[at] if at >= 0 and wall < self.gaps[at][1] else None
+
+    def unseen_s(self, start: float, end: float) -> float:
+        """Seconds of this time in which no source saw the unit."""
+        return overlap_s(self.gaps, start, end) + overlap_s(self.thin, start, end)
+
+    def first_work(self, after: float, floor: int) -> float | None:
+        """The first time after `after` at which the unit was seen at work. Idle time shorter than SHORT_S is work."""
+        quiet = sorted((*((run.start, run.end) for run in self.runs[floor]), *self.gaps))
+        at = max(after, self.start)
+        for start, end in quiet:
+            if start > at:
+                break
+            at = max(at, end)
+        return at if at < self.end else None
+
+    def evidence(self, wall: float, floor: int, window_s: float, *, is_trusted: bool) -> UnitEvidence:
+        """The evidence that the reconciler would have about this unit. `window_s`: of the coverage (seconds).
+        `is_trusted`: as if the source proved its zeros.
+        """
+        gap, run = self.gap_at(wall), self.run_at(wall, floor)
+        span_s = min(window_s, wall - self.start)
+        missing_s = self.unseen_s(wall - span_s, wall)
+        is_proven = run is None or not overlap_s(self.doubts, run.start, wall)
+        last = self.host_work[: bisect_right(self.host_work, wall, key=itemgetter(0))][-1:]
+        return UnitEvidence(
+            node=self.node,
+            gpu="",
+            uuid=self.uuid,
+            mig=self.mig,
+            start_wall=self.start,
+            idle_run_s=None if gap else wall - run.start if run else 0.0,
+            sample_age_s=wall - gap[0] if gap else 0.0,
+            coverage=1.0 - missing_s / span_s if span_s > 0.0 else None,
+            witnesses=WITNESSES_MIN if is_proven or is_trusted else WITNESSES_MIN - 1,
+            sample_interval_s=1.0,
+            model=self.model,
+            longest_gap_s=self.longest_gap(wall, floor),
+            obstacle="no_sample" if gap else "",
+            is_shared=self.is_shared,
+            host_work_age_s=max(0.0, wall - last[0][1]) if last else None,
+        )
+
+    def longest_gap(self, wall: float, floor: int) -> float:
+        """The longest idle run that ended with work until this time (seconds)."""
+        records = self.record_gaps(floor)
+        return records[bisect_right(records, wall, key=itemgetter(0)) - 1][1]
+
+    def record_gaps(self, floor: int) -> Sequence[tuple[float, float]]:
+        """The lengths of `longest_gap` over time (seconds), each with the time from which it has them."""
+        found = self.records.get(floor)
+        if found is None:
+            found = self.records[floor] = [(-math.inf, self.longest_gap_s)]
+            for run in self.runs[floor]:
+                if run.ended == WORK and run.seconds > found[-1][1]:
+                    found.append((run.end, run.seconds))
+        return found
+
+
+@dataclass(slots=True)
+class HolderLife:
+    """One pod or job from its start to its end, with all its units.
+
+    - `held`: the units that its scheduler gave it, None if unknown. `owner`: for people, "" if unknown.
+    - `facts`: for each of FACTS, its values; "" if the source does not name it.
+    """
+
+    cluster: str
+    name: HolderName
+    tenures: list[Tenure]
+    owner: str = ""
+    held: int | None = None
+    incarnation: str = ""
+    users_id: str = ""
+    facts: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def start(self) -> float:
+        return min(each.start for each in self.tenures)
+
+    @property
+    def end(self) -> float:
+        return max(each.end for each in self.tenures)
+
+    def gpus_at(self, wall: float) -> float:
+        """The whole GPUs that it holds; instances and parts of GPUs count as parts."""
+        held = {(each.uuid, each.mig): each.share for each in self.tenures if each.start <= wall < each.end}
+        return sum(held.values())
+
+    def evidence(self, wall: float, floor: int, window_s: float, mark: str, *, is_trusted: bool) -> HolderEvidence:
+        """The evidence about this holder at `wall` (Unix seconds), while it holds units. `mark`: its stage."""
+        units = tuple(
+            each.evidence(wall, floor, window_s, is_trusted=is_trusted)
+            for each in self.tenures
+            if each.start <= wall < each.end
+        )
+        is_job = self.name.scheduler == "slurm"
+        return HolderEvidence(
+            self.name,
+            self.owner,
+            units,
+            len(units) if self.held is None else self.held,
+            frozenset(filter(None, [self.incarnation])),
+            self.users_id,
+            frozenset([self.cluster]) if is_job else frozenset(),
+            facts={fact: self.facts.get(fact, frozenset([""])) for fact in FACTS},
+            mark=mark,
+        )
+
+
+@dataclass(slots=True)
+class PastGang:
+    """Holders that are judged together; a single pod or job is a gang of one.
+
+    - `title`: the controller whose pods work together, "" for a single holder. `owner_kinds`: the kinds of the
+      controllers that the history shows, nearest first.
+    - `kind`: its class. `team`: "" if unknown. `starts`: when pods of this controller, or runs of this job, began.
+    """
+
+    lives: list[HolderLife]
+    title: str = ""
+    owner_kinds: tuple[str, ...] = ()
+    kind: str = UNCLEAR
+    team: str = ""
+    starts: Sequence[float] = ()
+
+    def surroundings(self, alive: Sequence[HolderLife]) -> Surroundings:
+        """What the scheduler would show around each of these members."""
+        members = tuple(Member(each.name, each.incarnation, each.held) for each in alive) if self.title else ()
+        kinds = self.owner_kinds or ("Pod",)
+        is_pod = alive[0].name.scheduler == "kubernetes"
+        return Surroundings(
+            group=self.title, members=members, kind=self.kind, owner_kinds=kinds if is_pod else (), tenant=self.team
+        )
+
+
+def crossings(tenure: Tenure, window_s: float, shares: Sequence[float]) -> Iterator[float]:
+    """The times at which the coverage of a unit passes one of `shares` (Unix seconds)."""
+    if not (tenure.gaps or tenure.thin):
+        return
+    edges = {edge + shift for gap in (*tenure.gaps, *tenure.thin) for edge in gap for shift in (0.0, window_s)}
+    edges |= {tenure.start, tenure.start + window_s, tenure.end}
+    inside = sorted(edge for edge in edges if tenure.start <= edge <= tenure.end)
+    for begin, end in itertools.pairwise(inside):  # between two edges, both sides of the share are linear
+        for share in shares:
+            low, high = (_excess(tenure, window_s, share, wall) for wall in (begin, end))
+            if low * high < 0.0:
+                yield begin + (end - begin) * low / (low - high)
+
+
+def _excess(tenure: Tenure, window_s: float, share: float, wall: float) -> float:
+    span_s = min(window_s, wall - tenure.start)
+    return tenure.unseen_s(wall - span_s, wall) - (1.0 - share) * span_s

@@ -1,0 +1,317 @@
+"""What is known about a job: its runs, the use of each GPU of each run, and Slurm's record. Times are Unix seconds."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+NEVER_USED = 0.005  # utilization up to which a GPU counts as never used, if it was idle for nearly all of its time
+IDLE_MIN = 0.95
+STARTUP_S = 60.0  # of work: a process that opens each GPU does no more; in a week, NEVER_USED are 50 minutes
+MEASURED = 0.95  # of the time held: with less, the work may be in the rest
+OWNER = ("user", "account", "partition", "qos")
+SUMS = ("held", "observed", "busy", "idle", "stalled")  # of seconds, in GpuUse and in the series
+ABOUT = ("array_job_id", "array_task_id", "het_job_id", "het_job_offset")
+SEVERAL = re.compile(r"[\[,]")  # in a list of nodes
+APART_S = 15.0  # starts of one run on several nodes differ by less; a requeued job waits longer (cred_expire)
+
+
+class Slot(NamedTuple):
+    """A part of the time of a GPU: `observed_s` of it are known, with `busy_s` seconds of work."""
+
+    start: float
+    length_s: float
+    observed_s: float
+    busy_s: float
+
+
+@dataclass(slots=True)
+class GpuUse:
+    """The use of one GPU or MIG instance by one run. Seconds, joules and bytes; None is unknown.
+
+    - `end`: when the holder was last seen.
+    - `slots`: its course. Empty if only the sums are known.
+    - `states`, `causes`: number of samples with each state and cause. `samples`: number of all samples.
+    - `values`: the numbers of the causes, by cause and quantity.
+    """
+
+    node: str
+    gpu: str
+    uuid: str
+    mig_uuid: str = ""
+    model: str = ""
+    start: float = 0.0
+    end: float = 0.0
+    held_s: float = 0.0
+    observed_s: float = 0.0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    stalled_s: float = 0.0
+    energy_j: float | None = None
+    memory_max: float | None = None
+    memory_total: float | None = None
+    slots: list[Slot] = field(default_factory=list)
+    samples: float = 0.0
+    states: dict[str, float] = field(default_factory=dict)
+    causes: dict[str, float] = field(default_factory=dict)
+    values: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float | None:
+        return self.busy_s / self.observed_s if self.observed_s > 0.0 else None
+
+    def settle(self, seen: float = 0.0) -> None:
+        """Sets the end, and keeps each part within the whole. `seen`: a time at which the holder was there. An exporter
+        that began after the start, or lost its state, did not count all the time held until then.
+        """
+        self.held_s = max(self.held_s, seen - self.start)
+        self.end = self.start + self.held_s
+        self.observed_s = min(self.observed_s, self.held_s)
+        left = self.observed_s
+        for name in ("busy_s", "stalled_s", "idle_s"):
+            setattr(self, name, min(getattr(self, name), left))
+            left -= getattr(self, name)
+
+    def trim(self, most_s: float) -> None:
+        """Limits the time held to Slurm's. A node releases a GPU only after the epilog; until then, nothing of the job
+        runs, so this time is first taken from the idle time.
+        """
+        self.held_s = min(self.held_s, most_s)
+        if self.observed_s > most_s:
+            idle_s = min(self.idle_s, self.observed_s - most_s)
+            left = most_s / (self.observed_s - idle_s)
+            self.idle_s -= idle_s
+            self.busy_s, self.stalled_s = left * self.busy_s, left * self.stalled_s
+        self.settle()
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether it never worked. Nobody knows this of a GPU that was not measured for a part of its time."""
+        known = self.observed_s
+        worked_s = min(self.busy_s, known - self.idle_s)  # the rest of busy_s is noise while idle
+        is_quiet = self.busy_s <= NEVER_USED * known and self.idle_s >= IDLE_MIN * known
+        return known > MEASURED * self.held_s and is_quiet and worked_s <= STARTUP_S
+
+
+class SlurmRun(NamedTuple):
+    """One run in the record of slurmdbd. `raw`: the id of this task or component. `name`: as in squeue: 42, 16_3 or
+    104+1. `limit_s`: None without a time limit. `end`: None while it runs.
+    """
+
+    raw: str
+    name: str
+    user: str
+    account: str
+    partition: str
+    qos: str
+    state: str
+    exit_code: str
+    start: float
+    end: float | None
+    elapsed_s: float
+    limit_s: float | None
+    gpus: float
+    nodes: str
+
+
+@dataclass(slots=True)
+class JobRun:
+    """One run of a job, of a task of an array or of a component, or one pod. `raw`: as in SlurmRun, or the pod."""
+
+    raw: str
+    name: str
+    start: float
+    end: float
+    is_running: bool = False
+    owner: dict[str, str] = field(default_factory=dict)
+    gpus: list[GpuUse] = field(default_factory=list)
+    slurm: SlurmRun | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.slurm.elapsed_s if self.slurm is not None else max(0.0, self.end - self.start)
+
+    @property
+    def use(self) -> GpuSums:
+        return add_up([self])
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether none of its GPUs ever worked, also of those that only Slurm counts."""
+        use = self.use
+        return all(gpu.is_unused for gpu in self.gpus) and use.observed_s > MEASURED * use.held_s
+
+
+class GpuSums(NamedTuple):
+    """Sums over the GPUs of runs, in GPU-seconds. `held_s`: by Slurm's record, else as measured. `measured_s`: held by
+    the exporters' count. `unknown_s`: the part of `held_s` in which no utilization is known.
+    """
+
+    gpus: float
+    held_s: float
+    measured_s: float
+    observed_s: float
+    busy_s: float
+    idle_s: float
+    stalled_s: float
+    unknown_s: float
+    energy_j: float | None
+
+    @property
+    def mean(self) -> float | None:
+        return self.busy_s / self.observed_s if self.observed_s > 0.0 else None
+
+    def share(self, seconds: float) -> float:
+        """The share of the held time."""
+        return seconds / self.held_s if self.held_s > 0.0 else 0.0
+
+
+@dataclass(slots=True)
+class JobReport:
+    """The answer. `notes`: what is missing, as texts for people. `incomplete`: a source failed. `has_record`: whether
+    Slurm keeps a record of jobs, and shows it on this host.
+    """
+
+    title: str
+    runs: list[JobRun]
+    at: float
+    notes: list[str] = field(default_factory=list)
+    incomplete: bool = False
+    has_record: bool = True
+
+    @property
+    def use(self) -> GpuSums:
+        return add_up(self.runs)
+
+    @property
+    def gpus(self) -> list[GpuUse]:
+        return [gpu for run in self.runs for gpu in run.gpus]
+
+
+def add_up(runs: Iterable[JobRun]) -> GpuSums:
+    """The sums of these runs. Slurm's record, if there is one, has the time that they held."""
+    runs = list(runs)
+    use = add_up_gpus([gpu for run in runs for gpu in run.gpus])
+    held = gpus = unknown = 0.0
+    for run in runs:
+        own, slurm = add_up_gpus(run.gpus), run.slurm
+        counted = max(own.gpus, slurm.gpus) if slurm is not None else own.gpus  # MIG instances may count as one GPU
+        held_s = counted * slurm.elapsed_s if slurm is not None and slurm.gpus else own.held_s
+        held, gpus = held + held_s, max(gpus, counted)
+        unknown += max(0.0, held_s - own.observed_s)
+    return use._replace(gpus=gpus, held_s=held, unknown_s=unknown)
+
+
+def add_up_gpus(gpus: Sequence[GpuUse]) -> GpuSums:
+    """The sums of these GPUs."""
+    held, observed, busy, idle, stalled = (sum(getattr(gpu, f"{name}_s") for gpu in gpus) for name in SUMS)
+    energies = [gpu.energy_j for gpu in gpus if gpu.energy_j is not None]
+    energy = sum(energies) if gpus and len(energies) == len(gpus) else None
+    return GpuSums(float(len(gpus)), held, held, observed, busy, idle, stalled, max(0.0, held - observed), energy)
+
+
+def percentile(gpus: Iterable[GpuUse], share: float) -> float | None:
+    """The utilization below which the GPUs were for this share (0 to 1) of their known time, by slots."""
+    slots = [slot for gpu in gpus for slot in gpu.slots if slot.observed_s]
+    known = sorted((slot.busy_s / slot.observed_s, slot.observed_s) for slot in slots)
+    limit, upto = share * sum(weight for _, weight in known), 0.0
+    for value, weight in known:
+        upto += weight
+        if upto >= limit:
+            return min(1.0, value)
+    return None
+
+
+def course(gpus: Sequence[GpuUse], parts: int) -> list[float | None]:
+    """The mean utilization in so many equal parts of the time from the first start to the last end; None is unknown."""
+    slots = [slot for gpu in gpus for slot in gpu.slots]
+    if not slots:
+        return []
+    begin = min(gpu.start for gpu in gpus)
+    width = max(1.0, max(gpu.end for gpu in gpus) - begin) / parts
+    observed, busy = [0.0] * parts, [0.0] * parts
+    for slot in slots:
+        if not slot.observed_s:
+            continue
+        first, last = (int((at - begin) / width) for at in (slot.start, slot.start + slot.length_s - 1e-6))
+        touched = range(max(0, min(first, parts - 1)), max(0, min(last, parts - 1)) + 1)
+        for part in touched:
+            observed[part] += slot.observed_s / len(touched)
+            busy[part] += slot.busy_s / len(touched)
+    return [work / known if known else None for work, known in zip(busy, observed, strict=True)]
+
+
+def group_runs(uses: Iterable[tuple[str, GpuUse]]) -> list[tuple[str, list[GpuUse]]]:
+    """The runs of each raw id: GPUs with nearly the same start. A run has each GPU once."""
+    runs: list[tuple[str, list[GpuUse]]] = []
+    ordered = sorted(uses, key=lambda item: (item[0], item[1].start))
+    for raw, of_job in itertools.groupby(ordered, key=lambda item: item[0]):
+        current: list[GpuUse] = []
+        for _, gpu in of_job:
+            is_there = any((gpu.node, gpu.uuid, gpu.mig_uuid) == (o.node, o.uuid, o.mig_uuid) for o in current)
+            if not current or gpu.start - current[0].start > APART_S or is_there:
+                current = []
+                runs.append((raw, current))
+            current.append(gpu)
+    return runs
+
+
+def build_run(raw: str, about: Mapping[str, str], gpus: list[GpuUse], *, is_running: bool) -> JobRun:
+    """A run with the name as in squeue: 16_3 for a task of an array, 104+1 for a component. `about`: its labels."""
+    name = raw
+    for mark, of, part in (("_", "array_job_id", "array_task_id"), ("+", "het_job_id", "het_job_offset")):
+        if about.get(of) and about.get(part):
+            name = f"{about[of]}{mark}{about[part]}"
+    ordered = sorted(gpus, key=lambda gpu: (gpu.node, gpu.gpu, gpu.mig_uuid))
+    owner = {label: text for label in OWNER if (text := about.get(label, ""))}
+    end = max(gpu.end for gpu in gpus)
+    return JobRun(raw, name, gpus[0].start, end, is_running, owner, ordered)
+
+
+def add_slurm(runs: list[JobRun], record: Sequence[SlurmRun]) -> list[JobRun]:
+    """Joins the measured runs with Slurm's record of them. A run of the record that nothing measured has no GPUs."""
+    left = list(runs)
+    joined: list[JobRun] = []
+    for entry in record:
+        near = [run for run in left if run.raw == entry.raw and abs(run.start - entry.start) <= APART_S]
+        run = min(near, key=lambda each: abs(each.start - entry.start), default=None)
+        if run is None:
+            run = JobRun(entry.raw, entry.name, entry.start, entry.start + entry.elapsed_s)
+        else:
+            left.remove(run)
+        run.slurm, run.name, run.start = entry, entry.name, entry.start
+        run.end = entry.end if entry.end is not None else max(run.end, entry.start + entry.elapsed_s)
+        run.is_running = entry.end is None
+        for gpu in run.gpus:
+            if entry.end is not None:
+                gpu.trim(entry.elapsed_s)
+            if entry.nodes and not SEVERAL.search(entry.nodes):
+                gpu.node = entry.nodes  # the exporter may know another name of the host
+        run.owner |= {label: value for label in OWNER if (value := getattr(entry, label))}
+        joined.append(run)
+    return sort_runs([*joined, *left])
+
+
+def leave_out_others(runs: Sequence[JobRun]) -> list[JobRun]:
+    """The runs of the user of the last run. Slurm gives an id again (MaxJobId, or slurmctld lost its state). A user
+    without a name, or a name that a host could not resolve (uid:1001), is not another one.
+    """
+
+    def user(run: JobRun) -> str:
+        name = run.owner.get("user", "")
+        return "" if name.startswith("uid:") else name
+
+    last = max((run for run in runs if user(run)), key=lambda run: run.start, default=None)
+    return [run for run in runs if last is None or user(run) in ("", user(last))]
+
+
+def sort_runs(runs: Iterable[JobRun]) -> list[JobRun]:
+    """The runs by name, with tasks in the order of their numbers, and runs of one job by start."""
+
+    def order(run: JobRun) -> tuple[list[int], str, float]:
+        return [int(part) for part in re.findall(r"\d+", run.name)], run.name, run.start
+
+    return sorted(runs, key=order)

@@ -1,0 +1,303 @@
+"""Reads a report from the history of a site: finds the exporters, and reads them day by day."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.promql.absence import OTHERS
+from gpu_exporter.common.promql.vector import cluster_matchers
+from gpu_exporter.reports.history.asking import History, WindowSpan
+from gpu_exporter.reports.usage.attribute import Cluster, attribute, find_suspects
+from gpu_exporter.reports.usage.cells import WINDOW_S, Cell, HolderId
+from gpu_exporter.reports.usage.collect import CellSums, HolderFacts
+from gpu_exporter.reports.usage.model import GpuHours, ReportSource, UsageReport
+from gpu_exporter.reports.usage.prices import Prices
+from gpu_exporter.reports.usage.sources import dcgm, plain
+from gpu_exporter.reports.usage.sources.gauges import COVERED_S, GaugeReader, Gauges
+from gpu_exporter.reports.usage.sources.kube import ALLOCATABLE, PHASE, REQUESTS, KubeReader, PodFacts, PodName
+from gpu_exporter.reports.usage.sources.witnesses import GpuWindow, deny_idle, key_of
+
+CHUNK_S = 86400.0
+SERIES_MAX = 1500  # of a day that is read in one part
+OWN = "gpu_up"  # one for each GPU that gpu-exporter shows
+KUBE = frozenset((REQUESTS, ALLOCATABLE))
+OF_GPUS = 'resource=~"|nvidia_com_.+"'  # of the metrics with this label
+MOST = 0.95
+LOOK_S, LOOK_MIN_S, LOOKS = 3600.0, 300.0, 24
+EXPORTERS: Mapping[str, Callable[[], Gauges]] = {  # the first that shows a GPU counts
+    dcgm.NAME: dcgm.gauges,
+    plain.JOBSTATS: plain.jobstats_gauges,
+    plain.NVIDIA_GPU_EXPORTER: plain.smi_gauges,
+}
+NAMES = {
+    dcgm.UTILIZATION: dcgm.NAME,
+    dcgm.ENGINE: dcgm.NAME,
+    plain.SMI_UTILIZATION: plain.NVIDIA_GPU_EXPORTER,
+    plain.DUTY_CYCLE: plain.JOBSTATS,
+}
+
+
+class ReportWatch(Protocol):
+    """Shows how far a report is."""
+
+    def begin(self, chunks: int, series: int) -> None: ...
+
+    def end_chunk(self) -> None: ...
+
+
+class SiteExporters(NamedTuple):
+    """The exporters of a site.
+
+    - `metrics`: those of NAMES that exist. `others`: names of exporters that are not read.
+    - `seen`: at how many of `looks` moments each metric was found.
+    - `series`: the most series of one of `metrics` at a moment. `own`: the same of gpu-exporter.
+    """
+
+    metrics: frozenset[str]
+    others: tuple[str, ...]
+    seen: Mapping[str, int]
+    looks: int
+    series: int
+    own: int
+
+    @property
+    def has_kube(self) -> bool:
+        return not self.seen.keys().isdisjoint(KUBE)
+
+    @property
+    def prefers_own(self) -> bool:
+        """Whether gpu-exporter's own series are there in the whole period and show as many GPUs, or no others are."""
+        own = self.seen.get(OWN, 0)
+        return own > 0 and (not self.metrics or (own >= MOST * self.looks and self.own >= MOST * self.series))
+
+    def covers(self, other: SiteExporters) -> bool:
+        """Whether all metrics of `other` were found at nearly each moment."""
+        return all(self.seen.get(metric, 0) >= MOST * self.looks for metric in other.metrics)
+
+    @property
+    def exporters(self) -> list[str]:
+        found = {NAMES[metric] for metric in self.metrics}
+        return [name for name in EXPORTERS if name in found]
+
+
+class _Chunk(NamedTuple):
+    cells: list[Cell]
+    known: Cluster | None
+    facts: Mapping[HolderId, HolderFacts]
+
+
+class Gatherer:
+    """Reads one period from one PromQL API. Every method may raise AnswerError."""
+
+    def __init__(
+        self, history: History, matcher: str, prices: Prices, floor: float, team_label: str, watch: ReportWatch
+    ) -> None:
+        """`floor`: engine activity that counts as zero, one of model.FLOORS. `team_label`: of kube_pod_labels."""
+        self._history, self._matcher, self._prices = history, matcher, prices
+        self._floor, self._watch = floor, watch
+        self._sparse: set[str] = set()  # exporters with samples too far apart for proof
+        self._clusters: dict[str, str] = {}  # names that kube-state-metrics and the exporters write differently
+        self._kube = KubeReader(history, cluster_part(matcher), team_label)
+
+    def read(self, site: SiteExporters, span: WindowSpan, *, has_trend: bool = True) -> UsageReport:
+        """The report of these windows, which begin and end at full hours."""
+        start, end = span.start, span.end
+        if not site.exporters:
+            raise AnswerError(f"{self._history.address}: {_describe_nothing(site)}")
+        days = list(parts(span, site.series))
+        earlier = WindowSpan(start - (end - start), start, WINDOW_S)
+        before = list(parts(earlier, site.series)) if has_trend and self.find(earlier).covers(site) else []
+        self._watch.begin(len(days) + len(before), site.series)
+        report = UsageReport(start, end, currency=self._prices.currency if self._prices else "")
+        collector = self._collect(site, days)
+        collector.fill(report)
+        report.sources = list(describe(site, self._sparse, has_phases=self._kube.has_phases))
+        report.floor = self._floor
+        if site.own:
+            report.missing.append(
+                f"data of gpu-exporter, which showed up to {site.own:,} GPUs, or only a part of the period: "
+                "`gpu-exporter digest` reports them"
+            )
+        if not report.lines and not report.capacity:
+            raise AnswerError(f"{self._history.address}: {', '.join(site.exporters)} has no samples in this period")
+        if before:
+            report.before = self._read_before(site, before)
+        return report
+
+    def _read_before(self, site: SiteExporters, days: list[WindowSpan]) -> GpuHours | None:
+        """The hours of the period before, None if the source has not seen all of it."""
+        earlier = UsageReport(days[0].start, days[-1].end)
+        self._collect(site, days, is_brief=True).fill(earlier)
+        if earlier.covered is None or earlier.covered.seconds < earlier.covered.span:
+            return None
+        return earlier.total
+
+    def _collect(self, site: SiteExporters, days: list[WindowSpan], *, is_brief: bool = False) -> CellSums:
+        collector = CellSums(self._prices.of)
+        if site.has_kube:
+            self._kube.look(WindowSpan(days[0].start, days[-1].end, WINDOW_S))
+
+        def read(day: WindowSpan) -> _Chunk:
+            cells = self._read_cells(site, day, is_brief=is_brief)
+            known = self._read_cluster(cells, day) if site.has_kube else None
+            has_facts = site.has_kube and not is_brief
+            facts = _facts(self._kube.read_pods(day), self._clusters) if has_facts else {}
+            self._history.end_chunk()
+            return _Chunk(cells, known, facts)
+
+        with without_garbage_collector():
+            # One worker keeps their order. It reads the next part while this thread adds up.
+            for chunk in self._history.ask_ahead(read, days, workers=1):
+                collector.add(attribute(chunk.cells, chunk.known))
+                collector.know(chunk.facts)
+                collector.end_chunk(chunk.known.offers if chunk.known is not None else None)
+                self._watch.end_chunk()
+        return collector
+
+    def _read_cells(self, site: SiteExporters, day: WindowSpan, *, is_brief: bool) -> list[Cell]:
+        """The cells of all exporters. A GPU that several exporters show counts once, idle only if none saw work."""
+        seen: set[GpuWindow] = set()
+        at_work: set[GpuWindow] = set()
+        found: list[Cell] = []
+        nodes: dict[tuple[str, str], str] = {}
+        for name in site.exporters:
+            reader = GaugeReader(self._history, EXPORTERS[name](), self._matcher, self._floor, is_brief=is_brief)
+            cells = list(reader.read(day))
+            if reader.is_sparse:
+                self._sparse.add(name)
+            if site.has_kube and (addresses := {c.unit.node for c in cells if _is_address(c.unit.node)}):
+                nodes = self._kube.read_nodes(addresses, day)
+            earlier = frozenset(seen)
+            for cell in cells:
+                key = key_of(cell)
+                if key in earlier:
+                    if cell.used + cell.low > 0.0:
+                        at_work.add(key)
+                    continue
+                seen.add(key)
+                node = nodes.get((cell.unit.cluster, cell.unit.node))
+                found.append(cell if node is None else cell._replace(unit=cell.unit._replace(node=node)))
+        return deny_idle(found, at_work)
+
+    def _read_cluster(self, cells: list[Cell], day: WindowSpan) -> Cluster:
+        """What kube-state-metrics knows. If only one side has the label `cluster`, and one value of it, the other side
+        is of the same cluster.
+        """
+        requests, blind = self._kube.read_requests(day)
+        offers = self._kube.read_offers(day)
+        completed = self._kube.read_completed(find_suspects(cells, requests), day)
+        theirs, ours = {pod.cluster for pod, _ in requests}, {cell.unit.cluster for cell in cells}
+        self._clusters = {"": next(iter(ours))} if theirs == {""} and len(ours) == 1 else {}
+        if ours == {""} and len(theirs) == 1:
+            self._clusters = {next(iter(theirs)): ""}
+        as_ours = self._clusters.get
+        return Cluster(
+            {(pod._replace(cluster=as_ours(pod.cluster, pod.cluster)), n): of for (pod, n), of in requests.items()},
+            {pod._replace(cluster=as_ours(pod.cluster, pod.cluster)): of for pod, of in completed.items()},
+            {(as_ours(cluster, cluster), node): seconds for (cluster, node), seconds in offers.items()},
+            day.end - day.start,
+            self._find_blind(cells, blind, is_silent=not offers),
+            {(as_ours(cluster, cluster), node) for cluster, node in self._kube.read_bare(day)},
+        )
+
+    def _find_blind(
+        self, cells: list[Cell], blind: Collection[tuple[str, float]] | None, *, is_silent: bool
+    ) -> set[tuple[str, float]]:
+        """The windows in which kube-state-metrics did not answer all the time, by cluster.
+
+        `blind`: those of its own clusters, None without any request. `is_silent`: it has no offers either.
+        """
+        if blind is None:
+            return {(cell.unit.cluster, cell.start) for cell in cells} if is_silent else set()
+        return {(self._clusters.get(cluster, cluster), start) for cluster, start in blind}
+
+    def find(self, span: WindowSpan) -> SiteExporters:
+        """Which exporters have series in the period. Looks at one moment every hour or more often, which is cheap."""
+        site = self._find(span, max(LOOK_MIN_S, min(LOOK_S, (span.end - span.start) / LOOKS)))
+        # A node may exist only between two looks, for instance for a job of every hour.
+        return site if site.metrics else self._find(span, LOOK_MIN_S)
+
+    def _find(self, span: WindowSpan, each_s: float) -> SiteExporters:
+        step = span._replace(window=each_s)
+        found: dict[str, tuple[int, float]] = {}
+        exporters = {*OTHERS, *NAMES, *dcgm.VIDEO}
+        of_gpus = ",".join(filter(None, (OF_GPUS, cluster_part(self._matcher))))
+        for names, matcher in ((exporters, self._matcher), ({*KUBE, OWN}, of_gpus)):
+            matchers = ",".join(filter(None, (f'__name__=~"{"|".join(sorted(names))}"', matcher)))
+            found |= self._history.ask_names("exporters", f"count by (__name__) ({{{matchers}}})", step)
+        others = tuple(sorted({OTHERS[name] for name in found if name in OTHERS and name not in NAMES}))
+        metrics = frozenset(found.keys() & NAMES.keys())
+        series = round(max((found[metric][1] for metric in metrics), default=0.0))
+        seen = {name: windows for name, (windows, _) in found.items()}
+        return SiteExporters(metrics, others, seen, step.windows, series, round(found.get(OWN, (0, 0.0))[1]))
+
+
+def describe(site: SiteExporters, sparse: Collection[str] = (), *, has_phases: bool = True) -> Iterator[ReportSource]:
+    """The sources of a report, each with the values that it does not have."""
+    for name in site.exporters:
+        cannot, unseen = [], ""
+        if name != dcgm.NAME or dcgm.ENGINE not in site.metrics:
+            cannot.append("whether a GPU at zero was idle between two samples: those hours are to be investigated")
+            cannot.append("MIG instances, which have no utilization")
+        elif name in sparse:
+            cannot.append(f"idleness while samples are more than {COVERED_S:.0f} s apart; scrape it every 30 s")
+        if name == dcgm.NAME and not all(metric in site.seen for metric in dcgm.VIDEO):
+            unseen = "the work of video encoders and decoders"
+            cannot.append(f"{unseen}: add {' and '.join(dcgm.VIDEO)} to its fields")
+        if name == plain.NVIDIA_GPU_EXPORTER and not site.has_kube:
+            cannot.append("holders; install kube-state-metrics, or an exporter that names pods or jobs")
+        cannot.append("causes and stalls; install gpu-exporter's agent")
+        yield ReportSource(name, "utilization and memory of GPUs", tuple(cannot), unseen)
+    if site.has_kube:
+        cannot_kube = () if has_phases else (f"which pods held GPUs: its series {PHASE} are missing",)
+        yield ReportSource("kube-state-metrics", "requests, owners and teams of pods", cannot_kube)
+
+
+def cluster_part(matcher: str) -> str:
+    """The user's matchers on the label cluster. The others may not fit kube-state-metrics, which has another job."""
+    return ",".join(cluster_matchers(matcher))
+
+
+def _describe_nothing(site: SiteExporters) -> str:
+    text = "no series of dcgm-exporter, nvidia_gpu_exporter or jobstats' exporter match in this period"
+    if site.others:
+        text += f"; it has series of {', '.join(site.others)}, which this report does not read"
+    return f"{text}. Take a longer --since, or correct --source.matcher or the address"
+
+
+def parts(span: WindowSpan, series: int) -> Iterator[WindowSpan]:
+    """The span in parts of a day, oldest first. With many series they are shorter, so that a part fits into memory."""
+    hours = max(1.0, CHUNK_S * min(1.0, SERIES_MAX / max(1, series)) // WINDOW_S)
+    start = span.start
+    while start < span.end:
+        end = min(span.end, start + hours * WINDOW_S)
+        yield span._replace(start=start, end=end)
+        start = end
+
+
+@contextmanager
+def without_garbage_collector() -> Iterator[None]:
+    """The collector needs a quarter of the time of a large report, and finds nothing: a part has no cycles."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _is_address(node: str) -> bool:
+    return node.replace(".", "").isdigit() or ":" in node
+
+
+def _facts(pods: Mapping[PodName, PodFacts], clusters: Mapping[str, str]) -> dict[HolderId, HolderFacts]:
+    found = {}
+    for pod, facts in pods.items():
+        holder = HolderId(clusters.get(pod.cluster, pod.cluster), "kubernetes", pod.namespace, pod.name)
+        found[holder] = HolderFacts(facts.workload, facts.team)
+    return found

@@ -1,0 +1,165 @@
+"""`gpu-exporter report` and `digest`: read the usage of a period from a PromQL API, deliver it and exit."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_exporter.common.address import Address
+from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
+from gpu_exporter.common.config.defaults import Alerts
+from gpu_exporter.common.durations import describe_duration
+from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.exits import Exit
+from gpu_exporter.common.plain import one_line
+from gpu_exporter.common.promql.client import Fetch
+from gpu_exporter.reports.history.asking import History, Store, WindowSpan
+from gpu_exporter.reports.usage.cells import WINDOW_S
+from gpu_exporter.reports.usage.deliver import Mail, deliver
+from gpu_exporter.reports.usage.gather import SERIES_MAX, Gatherer
+from gpu_exporter.reports.usage.model import UsageReport
+from gpu_exporter.reports.usage.prices import read_prices
+from gpu_exporter.reports.usage.render.view import ReportView
+from gpu_exporter.reports.usage.tenants.read import TenantReader
+
+# Half a day of 3,000 GPUs took 6 s (Prometheus 2.42, samples every 30 s, on two cores).
+CHUNK_S, SERIES_S = 0.5, 0.004
+REST_MAX_S = 5.0  # the longest pause between two queries
+
+
+class Wish(NamedTuple):
+    """What a reader asks for.
+
+    - `since_s`: length of the period in seconds. `until`: its end in Unix seconds.
+    - `floor`: engine activity that counts as zero, one of model.FLOORS.
+    - `prices`: model and price of a GPU-hour; the model "" is all others.
+    - `alerts`: the settings from which the site's rules were generated.
+    - `rest`: after each query, the server is left alone for this share of the query's time.
+    - `kept`: keeps the answers, None to keep none.
+    """
+
+    since_s: float
+    until: float
+    matcher: str
+    floor: float
+    prices: Sequence[tuple[str, float]]
+    currency: str
+    alerts: Alerts
+    rest: float
+    has_trend: bool
+    kept: Store | None
+
+    @property
+    def period(self) -> WindowSpan:
+        """The full hours of the period, one at least."""
+        end = self.until // WINDOW_S * WINDOW_S
+        return WindowSpan(end - max(WINDOW_S, round(self.since_s / WINDOW_S) * WINDOW_S), end, WINDOW_S)
+
+
+class Progress:
+    """Shows on standard error how far the report is, and how long the rest takes."""
+
+    def __init__(self, command: str = "report", slower: float = 1.0, clock: Clock = SYSTEM_CLOCK) -> None:
+        """`slower`: how many times as long as a report of the same period the command takes."""
+        self._name, self._slower = f"gpu-exporter {command}", slower
+        self._clock, self._began = clock, clock.monotonic()
+        self._chunks = self._done = self._queries = 0
+        self._is_live = sys.stderr.isatty()
+
+    def begin(self, chunks: int, series: int) -> None:
+        """Prints the size of the work before the first large query. `series`: of the exporter's utilization."""
+        self._chunks = chunks
+        about = describe_duration(round(self._slower * chunks * (CHUNK_S + SERIES_S * min(series, SERIES_MAX))))
+        print(  # noqa: T201
+            f"{self._name}: reading {chunks} days or parts of days, up to {series:,} series each; expect {about}",
+            file=sys.stderr,
+        )
+
+    def asked(self, name: str, seconds: float) -> None:
+        """Counts a query."""
+        self._queries += 1
+
+    def end_chunk(self) -> None:
+        """Shows the time that the rest takes at the speed so far. Without a terminal, at a few moments only."""
+        self._done += 1
+        took = self._clock.monotonic() - self._began
+        left = took / self._done * (self._chunks - self._done)
+        text = f"{self._done} of {self._chunks} read, {self._queries} queries, {describe_duration(round(left))} left"
+        if self._is_live:
+            end = "\n" if self._done == self._chunks else ""
+            print(f"\r\x1b[K{text}", end=end, file=sys.stderr, flush=True)  # noqa: T201
+        elif self._done in (1, self._chunks):
+            print(f"{self._name}: {text}", file=sys.stderr)  # noqa: T201
+
+
+class ServerRest:
+    """Waits after each query, for other users of the server."""
+
+    def __init__(self, ratio: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._ratio, self._clock, self._never = ratio, clock, threading.Event()
+
+    def __call__(self, took_s: float) -> None:
+        self._clock.wait(self._never, min(REST_MAX_S, self._ratio * took_s))
+
+
+def run_report(
+    address: Address,
+    fetch: Fetch,
+    wish: Wish,
+    view: ReportView,
+    form: str,
+    output: Path | None = None,
+    mail: Mail | None = None,
+) -> int:
+    """Delivers the report. Returns the exit code, which is NO_DATA if there is no data."""
+    span, progress = wish.period, Progress()
+    history = History(address, fetch, wish.kept, progress, rest=ServerRest(wish.rest))
+
+    def read() -> UsageReport:
+        try:
+            prices = read_prices(history, span.end, wish.prices, wish.currency, wish.matcher)
+            gatherer = Gatherer(history, wish.matcher, prices, wish.floor, wish.alerts.team_label, progress)
+            site = gatherer.find(span)
+            if site.prefers_own:
+                report = TenantReader(address, wish.matcher, wish.alerts, fetch).read(span.end - span.start, span.end)
+                if wish.prices:
+                    report.missing.append("the prices of --price: the money is from the recordings of the site")
+            else:
+                report = gatherer.read(site, span, has_trend=wish.has_trend)
+                report.missing += prices.missing(report)
+        except AnswerError as exc:
+            skipped = history.describe_skipped()
+            raise AnswerError(f"{exc}{skipped and f' (left out: {skipped})'}") from exc
+        report.left_out += filter(None, [history.describe_skipped()])
+        return report
+
+    return finish("report", lambda: deliver(read(), view, form, output, mail))
+
+
+def run_digest(
+    reader: TenantReader,
+    since_s: float,
+    view: ReportView,
+    form: str,
+    output: Path | None = None,
+    mail: Mail | None = None,
+) -> int:
+    """Delivers the digest of the last `since_s` seconds. Returns the exit code: NO_DATA if there is no data."""
+    return finish("digest", lambda: deliver(reader.read(since_s, SYSTEM_CLOCK.wall()), view, form, output, mail))
+
+
+def finish(command: str, work: Callable[[], None]) -> int:
+    """Does the work of a command, and prints why it fails. Returns the exit code: NO_DATA if there is no data."""
+    try:
+        work()
+    except AnswerError as exc:
+        code, why = Exit.NO_DATA, str(exc)
+    except OSError as exc:  # of the kept answers, of the file or of the mail
+        code, why = Exit.USAGE, str(exc)
+    else:
+        return Exit.DONE
+    print(f"gpu-exporter {command}: {one_line(why)}", file=sys.stderr)  # noqa: T201
+    return code
