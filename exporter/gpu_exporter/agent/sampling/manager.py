@@ -240,8 +240,13 @@ class DeviceManager:
             LoopEvents(self._deliver, self._driver.note_replaced, self.progress.set),
             self._sampling,
         )
-        loop.start()
+        # Listed before it starts: its thread, or a twin's, may look for it here at once.
         self._loops[position] = loop
+        try:
+            loop.start()
+        except NoThread:
+            del self._loops[position]
+            raise
 
     def _find(self, position: int) -> Device:
         """Finds the device at a position, in its own thread. If other GPUs report the same UUID, all get other names.
