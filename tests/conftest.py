@@ -16,6 +16,7 @@ from tests.limits import Advice
 from tests.testbed.nvml.build import build_library
 from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.processes import Processes
+from tests.testbed.programs import QUICK
 
 ROOT = Path(__file__).parent
 GOLDEN = ROOT / "golden"
@@ -54,6 +55,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Give each test its tier."""
     if not LONG.intersection(mark.name for mark in item.iter_markers()):
         item.add_marker("quick")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    (QUICK.clear if item.get_closest_marker("quick") is None else QUICK.set)()
 
 
 def group_of(test: str) -> str:

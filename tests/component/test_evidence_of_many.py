@@ -17,6 +17,7 @@ from gpu_exporter.reconciler.evidence.records import HostLimits
 from tests.testbed.history_servers import VictoriaMetrics
 from tests.testbed.processes import Processes
 
+pytestmark = pytest.mark.servers
 PODS = 700
 STEP_S, STEPS = 60, 26 * 60
 VALUES = {"info": 1, "share_ratio": 1, "idle_run_seconds": 9000, "host_cpus": 16, "host_activity_ratio": 0.125}

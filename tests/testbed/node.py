@@ -25,7 +25,7 @@ import pytest
 from tests.testbed.device_plugin import DevicePlugin
 from tests.testbed.images import PAUSE, write_pause_image
 from tests.testbed.processes import Processes, free_port, wait_for
-from tests.testbed.programs import build
+from tests.testbed.programs import QUICK, build
 from tests.testbed.sandbox import Inside, Sandbox
 from tests.testbed.servers import require
 from tests.testbed.stubs import compile_stubs
@@ -42,7 +42,10 @@ esac
 
 
 def program(name: str) -> Path:
-    """A built Go program. If it cannot be built, the test is skipped with the reason; in CI it fails."""
+    """A built Go program. If it cannot be built, the test is skipped with the reason; in CI it fails. `make test` builds
+    nothing, so a test without one of the marks of tests.conftest.LONG fails.
+    """
+    assert not QUICK.is_set(), f"a quick test needs {name}: give it the mark servers, slurm, kubelet or kubernetes"
     try:
         return build(name)
     except RuntimeError as exc:

