@@ -1,4 +1,4 @@
-"""A backtest as text, JSON or CSV. The same history gives the same bytes."""
+"""Renders a backtest as text, JSON or CSV. The same history gives the same bytes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _policy(test: Backtest, policy: PolicyResult) -> Iterator[str]:
 
 
 def _has_floors(test: Backtest) -> bool:
-    """Whether the engine activity that counts as zero makes a difference."""
+    """Returns whether the result depends on the engine activity that counts as zero."""
     return any(tally.total != test.windows[window, FLOORS[0]].total for (window, _), tally in test.windows.items())
 
 
@@ -156,12 +156,12 @@ def _money(figures: Figures, currency: str) -> str:
 
 
 def one_line_of(text: str) -> str:
-    """A suggested line, which contains names of the site. Keeps its line breaks."""
+    """Makes a suggested line safe to print, because it contains names from the site. Keeps its line breaks."""
     return "\n".join(line[: len(line) - len(line.lstrip())] + one_line(line.strip()) for line in text.split("\n"))
 
 
 def render_json(test: Backtest) -> str:
-    """Renders all values with full precision; an unknown value is null."""
+    """Renders JSON with all values in full precision; an unknown value is null."""
     shown = {
         "start": utc(test.start).isoformat(),
         "end": utc(test.end).isoformat(),
@@ -225,7 +225,7 @@ def _policy_json(policy: PolicyResult) -> Mapping[str, object]:
 
 
 def values(figures: Figures) -> dict[str, object]:
-    """The figures by name."""
+    """Returns the figures by name."""
     return {
         "decisions": figures.decisions,
         "gpus": figures.gpus,
@@ -240,7 +240,7 @@ def values(figures: Figures) -> dict[str, object]:
 
 
 def render_csv(test: Backtest) -> str:
-    """Renders one row for each policy, dimension and value. An unknown value is an empty cell."""
+    """Renders CSV: one row for each policy, dimension and value. An unknown value is an empty cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("policy", "dimension", "value", *values(Figures())))

@@ -43,13 +43,15 @@ def run_backtest(
     form: str,
     output: Path | None = None,
 ) -> int:
-    """Delivers the result. Returns the exit code, which is NO_DATA if there is no data."""
+    """Prints, writes or mails the result. Returns the exit code: NO_DATA if there is no data."""
     with without_garbage_collector():
         return finish("backtest", lambda: put(FORMS[form](read_backtest(address, fetch, wish, books)), output))
 
 
 def read_backtest(address: Address, fetch: Fetch, wish: Wish, books: Sequence[tuple[str, Rulebook]]) -> Backtest:
-    """Reads the history, and replays each policy. Raises AnswerError, and OSError for the kept answers."""
+    """Reads the history, and replays each policy. Raises AnswerError. Raises OSError if the kept answers cannot be
+    used.
+    """
     start, end, _ = wish.period
     progress = Progress("backtest", SLOWER)
     history = History(address, fetch, wish.kept, progress, rest=ServerRest(wish.rest))
@@ -95,7 +97,7 @@ def read_backtest(address: Address, fetch: Fetch, wish: Wish, books: Sequence[tu
 
 
 def _limits(gangs: Sequence[PastGang], books: Sequence[Rulebook], *, is_own: bool) -> list[str]:
-    """What a live reconciler knows, but the history does not."""
+    """Lists what a live reconciler considers and the history lacks."""
     found = ["opt-outs of owners, and controllers above a StatefulSet or above the owner of a ReplicaSet or Job"]
     if any(life.name.namespace for gang in gangs for life in gang.lives):
         found.append(OF_SERVERS)
