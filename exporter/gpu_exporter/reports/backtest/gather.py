@@ -179,7 +179,7 @@ def build_gangs(tenures: Mapping[HolderId, list[Tenure]], facts: KubeFacts) -> I
 
 
 def find_joint(controllers: Sequence[KubeOwner]) -> KubeOwner | None:
-    """Returns the highest controller whose pods form a gang, by the reconciler's rules. None if the pod is in no gang."""
+    """Returns the highest controller whose pods form a gang, by the reconciler's rules. None if the pod has no gang."""
     joint = list(itertools.takewhile(lambda each: each.kind not in LOOSE, controllers))
     return joint[-1] if joint else None
 

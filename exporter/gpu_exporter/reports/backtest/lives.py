@@ -1,4 +1,4 @@
-"""The life of a holder in a history: the units that it held, when they were idle, and when no source showed them. Pure."""
+"""The life of a holder in a history: its units, when they were idle, and when no source showed them. Pure."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def figure(figures: Figures) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Escapes a name for a pattern in a YAML string with single quotes. A character that cannot be printed becomes `?`."""
+    """Escapes a name for a pattern in a YAML string with single quotes. An unprintable character becomes `?`."""
     special = {"*": "[*]", "?": "[?]", "[": "[[]", "'": "''"}
     return "".join(special.get(char, char if char.isprintable() else "?") for char in name)
 

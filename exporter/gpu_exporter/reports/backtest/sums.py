@@ -36,7 +36,9 @@ PriceOf: TypeAlias = Callable[[str, str], float | None]
 
 
 class Measured(NamedTuple):
-    """The contribution of one decision to Figures. `is_back`: the holder worked again. `is_sure`: it provably did not."""
+    """The contribution of one decision to Figures. `is_back`: the holder worked again. `is_sure`: it certainly
+    did not.
+    """
 
     fate: str
     is_back: bool
@@ -214,7 +216,7 @@ class Sums:
         return found
 
     def _hold_back(self, found: Tally, policy: Policy) -> None:
-        """Counts the decisions whose marks a brake or a limit would have delayed. Each member of a gang has one mark."""
+        """Counts the decisions whose marks a brake or a limit would have delayed. Each gang member has one mark."""
         tenures = [each for gang in self._gangs for life in gang.lives for each in life.tenures]
         end = max((each.end for each in tenures), default=self._start)
         held_s = sum(max(0.0, each.end - max(each.start, self._start)) for each in tenures)
