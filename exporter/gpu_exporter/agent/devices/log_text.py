@@ -24,9 +24,8 @@ LATE = timedelta(minutes=1)  # ... and two intervals: the longest time between r
 
 
 def decode_log(data: bytes) -> str:
-    """Returns the text of a log, without the marks of its parts. Drops a last character that was cut.
-
-    Raises ValueError if the text is in no encoding with a mark, and not in UTF-8.
+    """Returns the text of a log, without byte order marks. Drops an incomplete last character. Raises ValueError if the
+    text has no byte order mark and is not UTF-8, or does not fit its mark.
     """
     encoding = next((encoding for mark, encoding in MARKS if data.startswith(mark)), "utf-8")
     if encoding == "utf-8" and b"\0" in data:  # the UTF-16 of ASCII is also valid UTF-8

@@ -426,5 +426,5 @@ def fixed_groups() -> Iterator[tuple[str, tuple[str, ...], tuple[Family, ...]]]:
 
 
 def _list_families(prefix: str) -> tuple[Family, ...]:
-    """The families of this module whose names begin so, in their order here."""
+    """Returns the families of this module whose names start with `prefix`, in the order of their definition."""
     return tuple(each for each in globals().values() if isinstance(each, Family) and each.name.startswith(prefix))

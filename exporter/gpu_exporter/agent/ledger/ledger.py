@@ -384,7 +384,7 @@ class Ledger:
         return max([account.confirmed, *(other.confirmed for other in after)])
 
     def _list_held(self, unit: UnitId) -> list[float]:
-        """Returns until when each holder had the unit. A holder without time takes none from another."""
+        """Returns for each holder when its time on the unit ended. Omits holders without any time on it."""
         held = [holding.account for (other, _), holding in self.holdings.items() if other == unit]
         until = [account.confirmed for account in held if account.held_s > 0.0]
         return [*until, self._forgotten.get(unit, -math.inf)]
