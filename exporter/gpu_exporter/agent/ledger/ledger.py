@@ -378,7 +378,9 @@ class Ledger:
         return found
 
     def _held_since(self, unit: UnitId, account: HolderAccount) -> float:
-        """Returns until when a holder, or the last of the holders that began after it left, had the unit."""
+        """Returns when the time of this holder on the unit ended. If other holders began after that, returns when the
+        last of their times ended.
+        """
         held = [holding.account for (other, _), holding in self.holdings.items() if other == unit]
         after = [other for other in held if other.held_s > 0.0 and other.began >= account.confirmed - EDGE_S]
         return max([account.confirmed, *(other.confirmed for other in after)])

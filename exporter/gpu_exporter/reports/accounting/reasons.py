@@ -66,9 +66,9 @@ class AccountTime:
         the rest.
         """
         found = [
-            TimeReason("suspended", "suspended jobs keep their GPUs; sacct leaves the time out", self.suspended),
+            TimeReason("suspended", "suspended jobs keep their GPUs; sacct does not count the time", self.suspended),
             TimeReason("parts", "sacct counts a MIG instance as 1, shards and MPS as 0", self.parts),
-            TimeReason("unseen", "nodes on which no exporter ran at the time", 0.0 - self.unseen),
+            TimeReason("unseen", "no exporter ran on the node at that time", 0.0 - self.unseen),
         ]
         rest = self.difference - sum(reason.gpu_seconds for reason in found)
         noise = SIGMAS * math.sqrt(ROUNDED * self.squares)
@@ -77,8 +77,8 @@ class AccountTime:
         rest -= rounded + epilog
         each = f": {rest / self.gpus:+.1f} s for each GPU of a run" if self.gpus else ""
         found += [
-            TimeReason("whole_seconds", "the dates of sacct are whole seconds", rounded),
-            TimeReason("epilog", f"GPUs are released after the epilog (at most {EPILOG_S:.0f} s a run)", epilog),
+            TimeReason("whole_seconds", "sacct shows times in whole seconds", rounded),
+            TimeReason("epilog", f"the node releases GPUs after the epilog (at most {EPILOG_S:.0f} s a run)", epilog),
             TimeReason("rest", f"not explained{each}", rest),
         ]
         return found

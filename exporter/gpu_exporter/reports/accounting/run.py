@@ -35,7 +35,7 @@ HASH = re.compile("[0-9a-f]{16}")  # of identity.user: hmac
 OF_JOBS = 'job_id!=""'
 JOB = "job "  # before the id in the name of a holder
 HEADER = ("ACCOUNT", "RUNS", "SACCT", "HELD", "DIFFERENCE", "NOT EXPLAINED")
-WHY = ("ACCOUNT", "GPU-SECONDS", "REASON OF THE DIFFERENCE")
+WHY = ("ACCOUNT", "GPU-SECONDS", "REASON FOR THE DIFFERENCE")
 NAME_MAX = 24
 SHOWN_MIN = 0.5  # GPU-seconds
 
@@ -112,15 +112,20 @@ def compare(
     for account, seconds in (_read_parts(history, matcher, span) if is_own else {}).items():
         found.of(account).parts += seconds
     if is_own and not seen.is_of_slurm:
-        found.notes.append("no node has the same name in Slurm and in the label `node`: nodes are not compared")
+        found.notes.append(
+            "no node has the same name in Slurm and in the label `node`, so time on nodes without an exporter is not "
+            "shown"
+        )
         for each in found.accounts.values():
             each.unseen = 0.0
     found.notes += filter(None, [history.describe_skipped()])
     if any(HASH.fullmatch(who.account) for who in lines):
-        found.notes.append(f"accounts are hashes in the series (identity.user): only {ALL} has the same hours")
+        found.notes.append(f"accounts are hashes in the series (identity.user): compare only the line {ALL}")
     found.notes += unread
     if len(users) == 1:
-        found.notes.append(f"sacct shows runs of {', '.join(users)} only: if PrivateData is set, run it as SlurmUser")
+        found.notes.append(
+            f"sacct shows only runs of {', '.join(users)}: if PrivateData is set, run this command as SlurmUser"
+        )
     return found
 
 

@@ -143,9 +143,12 @@ def read_gangs(
         for holder, found in build_tenures(source.tracks, span.end, starts, ends, has_free=True).items():
             tenures.setdefault(holder, found)  # of two exporters, the first that shows a holder counts
         if is_sparse:
-            missing.append(f"proof while samples of {name} are more than {COVERED_S:.0f} s apart: scrape it every 30 s")
+            missing.append(
+                f"proof of idle time while samples of {name} are more than {COVERED_S:.0f} s apart: scrape it "
+                "every 30 s"
+            )
         if not held:
-            missing.append(f"the holders of {name}, which names none")
+            missing.append(f"the holders of GPUs in the series of {name}, which names no holder")
     if not tenures:
         raise AnswerError(f"{history.address}: no exporter names a holder of a GPU in this period")
     return GangHistory(list(build_gangs(tenures, facts)), missing, list(others.values()))

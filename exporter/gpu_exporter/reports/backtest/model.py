@@ -27,7 +27,7 @@ Z = 1.2816  # quantile of the normal distribution at 90 %
 EVER_MAX = 0.5  # above it, most holders needed their GPUs again
 KNOWN_MIN = 20  # known decisions from which a share is a reason for a policy
 OF_SURE = f"{REGRET_MAX:.0%} regret (at 90 % confidence) and {EVER_MAX:.0%} ever back"
-WHY_NOT = f"no window with at most {OF_SURE}, as all longer ones"
+WHY_NOT = f"no window has, together with all longer ones, at most {OF_SURE}"
 Grid = Mapping[tuple[float, float], Tally]
 
 

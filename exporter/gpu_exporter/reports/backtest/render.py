@@ -52,7 +52,9 @@ def render_text(test: Backtest) -> str:
         "",
     ]
     lines += ["The table suggests (a configuration file):", *(one_line_of(line) for line in test.suggested), ""]
-    lines += [f"source: {'; it cannot tell: '.join(filter(None, (e.name, '; '.join(e.cannot))))}" for e in test.sources]
+    lines += [
+        f"source: {'; it does not show: '.join(filter(None, (e.name, '; '.join(e.cannot))))}" for e in test.sources
+    ]
     lines += [f"not known here: {each}" for each in test.missing]
     lines += [f"left out: {each}" for each in test.left_out]
     return "\n".join([*map(str.rstrip, lines)]) + "\n"
@@ -68,7 +70,7 @@ def _policy(test: Backtest, policy: PolicyResult) -> Iterator[str]:
     )
     yield (
         f"regret: {percent(figures.regret)} worked within 60 min ({figures.fates['returned']:,} of "
-        f"{figures.known:,} known); {percent(figures.ever)} at any time of their life"
+        f"{figures.known:,} known); {percent(figures.ever)} ever worked again"
     )
     yield from (f"  {figures.fates[fate]:>7,}  {text}" for fate, text in OF_FATES.items() if figures.fates[fate])
     if policy.unproven:

@@ -90,7 +90,7 @@ def gather(asked: AskedJob, since_s: float, sources: JobSources, now: float) -> 
     own = leave_out_others(runs)
     report = JobReport(asked.text, own, now, incomplete=bool(problems), has_record=has_record)
     if others := len(runs) - len(own):
-        report.notes.append(f"{others} earlier runs with this id belong to another user, and are left out")
+        report.notes.append(f"{others} earlier runs with this id belong to another user, and are not shown")
     report.notes += _explain_unknown(report, record)
     if not has_record and not asked.mark and any("_" in run.name for run in own):
         report.notes.append(f"More tasks may have run: {NO_TASKS}")
@@ -108,7 +108,7 @@ def _read_slurm(asked: AskedJob, since_s: float, problems: list[str]) -> tuple[l
 
 
 def _explain_unknown(report: JobReport, record: Sequence[SlurmRun]) -> list[str]:
-    """Yields texts about the reasons why a part of the time was not measured."""
+    """Returns texts about the reasons why a part of the time was not measured."""
     use, notes = report.use, list[str]()
     if not record:
         return notes

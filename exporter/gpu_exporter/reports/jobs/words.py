@@ -65,7 +65,7 @@ def headline(report: JobReport) -> str:
     """Returns the summary in one or two sentences: the used share of the held time, and what to change."""
     use, title = report.use, report.title
     if not use.held_s:
-        return f"{title}: no GPU is known to be held by it."
+        return f"{title}: it is not known to have held a GPU."
     held = f"{describe_gpus(use.gpus)} for {describe_duration(report.runs[-1].elapsed_s)}"
     if len(report.runs) > 1:
         each = " each" if is_array(report.runs) else ""
@@ -135,7 +135,10 @@ def find_behind(gpus: Sequence[GpuUse]) -> str:
     (low, node), (middle, _) = known[0], known[len(known) // 2]
     if low >= BEHIND * middle:
         return ""
-    return f"node {node} was used {percent(low)}, half of the nodes {percent(middle)} or more: look at its ranks"
+    return (
+        f"node {node} was used {percent(low)}, but half of the nodes {percent(middle)} or more: look at the ranks on "
+        "this node"
+    )
 
 
 def is_settled(run: JobRun) -> bool:

@@ -32,7 +32,7 @@ def report_time(time: LogTime, sources: Sequence[ReportSource], notes: Sequence[
     HOURS_MAX.
     """
     if not time.units:
-        raise AnswerError("; ".join(["the files have no time of any GPU", *notes[:NOTES_SHOWN]]))
+        raise AnswerError("; ".join(["the files contain no readings of a GPU", *notes[:NOTES_SHOWN]]))
     start, end = time.hours
     check_period(start, end, "the files")
     report = UsageReport(start, end, sources=list(sources), currency=prices.currency if prices else "")

@@ -29,7 +29,7 @@ def refuse_twice(prices: Sequence[tuple[str, float]]) -> None:
     """Raises ValueError if a model, or all other models, have several prices."""
     for model, number in Counter(model for model, _ in prices).items():
         if number > 1:
-            raise ValueError(f"{number} prices for {repr(model) if model else 'all other models'}: give one of them")
+            raise ValueError(f"{number} prices for {repr(model) if model else 'all other models'}: give only one")
 
 
 class Prices:
@@ -82,7 +82,9 @@ class Prices:
                 hours[who.model] = hours.get(who.model, 0.0) + use.held
         for model, held in sorted(hours.items()):
             named, flag = (repr(model), f"'{model}=PRICE'") if model else ("an unknown model", "PRICE")
-            yield (f"money of {held:,.1f} GPU-hours of {named}: it has no price; add --price {flag}, or record {PRICE}")
+            yield (
+                f"money for {held:,.1f} GPU-hours of {named}, which has no price; add --price {flag}, or record {PRICE}"
+            )
 
 
 def _list(models: Collection[str]) -> str:

@@ -55,7 +55,9 @@ def _cards(shown: ShownReport) -> Iterator[str]:
     for part, words in ((IDLE, "idle, confirmed"), (UNPROVEN, "to be investigated"), (UNKNOWN, "unknown")):
         hours = total.parts[part]
         said = (
-            "no source can tell" if hours is None else f"{number(hours)} GPU-hours{money(total.cost_of(part), report)}"
+            "no source reports it"
+            if hours is None
+            else f"{number(hours)} GPU-hours{money(total.cost_of(part), report)}"
         )
         figures = f"<b>{percent(total.share(part))}</b><span>{html.escape(said)}</span>"
         yield f'<div class="card top-{part}">{words}{figures}</div>'

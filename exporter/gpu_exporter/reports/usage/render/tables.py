@@ -215,9 +215,9 @@ def _floors(report: UsageReport, held: float) -> ReportTable:
         )
         for floor, hours in sorted(report.floors.items())
     ]
-    note = "engine activity that counts as none: the counters of an idle GPU are not exactly 0"
+    note = "the engine activity up to which a GPU counts as idle: the counters of an idle GPU are not exactly 0"
     return ReportTable(
-        "floors", "Idle GPU-hours, by the activity that counts as none", (ACTIVITY, "IDLE", "IDLE %"), rows, note
+        "floors", "Idle GPU-hours, by the engine activity that counts as idle", (ACTIVITY, "IDLE", "IDLE %"), rows, note
     )
 
 

@@ -190,7 +190,8 @@ def untold(total: GpuHours) -> list[str]:
     if names := [WORDS[part].name for part, hours in total.parts.items() if hours is None]:
         where = "other" if total.apart >= SHOWN_MIN else "the columns of other parts"
         texts.append(
-            f"not told apart: {', '.join(names)}. The sources cannot tell these parts; their hours are in {where}"
+            f"not shown separately: {', '.join(names)}. The sources do not report these parts; their hours are in "
+            f"{where}"
         )
     return texts
 

@@ -124,7 +124,7 @@ class LogTime:
 
     def __init__(self) -> None:
         self.twice_s = 0.0
-        """GPU-seconds that a second file has too, without those that count"""
+        """GPU-seconds that an earlier file contains too, and that do not count again"""
         self._hours: defaultdict[Unit, defaultdict[float, _Hour]] = defaultdict(lambda: defaultdict(_Hour))
         self._covered: defaultdict[Unit, list[tuple[float, float]]] = defaultdict(list)  # in the order of time
 
