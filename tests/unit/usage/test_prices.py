@@ -135,5 +135,5 @@ def test_two_prices_for_the_same_models_are_refused(
     with pytest.raises(SystemExit) as ended:
         run(["--source.prometheus=http://127.0.0.1:1", *(f"--price={each}" for each in twice)])
     assert ended.value.code == 2
-    assert f"--price: {named}: give one of them" in capsys.readouterr().err
+    assert f"--price: {named}: give only one" in capsys.readouterr().err
     refuse_twice([("", 1.0), (L4, 1.0), (H100, 1.0)])
