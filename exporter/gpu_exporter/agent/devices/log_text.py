@@ -68,7 +68,9 @@ class LocalTimes:
         return (when - self._first + self.shift).total_seconds()
 
     def _correct(self, step: timedelta) -> timedelta:
-        """Returns the time to add to this and later local times, 0 if the clock was not set. `step`: in local time."""
+        """Returns the correction for this and all later local times; 0 if summer time did not begin or end here.
+        `step`: time since the last row, by the local clock.
+        """
         most = 2 * self._step + LATE
         if timedelta() < step <= most or self._last.hour not in HOURS_BEFORE:
             return timedelta()

@@ -195,9 +195,8 @@ class Ledger:
         return Ring(self.rules.history_s, self.rules.bucket_s)
 
     def _end_runs(self, unit: UnitId, record: UnitRecord, active: Span) -> None:
-        """Records new activity of a unit, and ends the idle runs of its holders.
-
-        Late reports count, as does activity before the exporter's start or in a time that is charged to no holder.
+        """Records new activity of a unit, and ends the idle runs of its holders. Activity before the exporter's start
+        counts too, and activity in a time that is charged to no holder. A late report counts as well.
         """
         active_until, account = active.end, record.account
         if account.last_active is None or active_until >= account.last_active:

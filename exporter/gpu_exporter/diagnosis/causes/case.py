@@ -84,7 +84,7 @@ class CauseCase(NamedTuple):
 
     @property
     def seen(self) -> Sequence[ProcessEvidence]:
-        """The processes in the recent looks."""
+        """The processes that the recent looks have shown."""
         return [each.processes for each in self.recent if each.processes is not None]
 
     def average(self, read: Callable[[HostEvidence], float | None]) -> float | None:

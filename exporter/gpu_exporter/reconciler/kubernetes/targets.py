@@ -302,7 +302,7 @@ class TargetReader:
             if not is_queued:
                 return own, None
             return None, Skipped(
-                "kueue", f"it has the label {QUEUE}, and the API server does not know Kueue's Workloads"
+                "kueue", f"it has the label {QUEUE}, but the API server does not serve Kueue's Workloads"
             )
         try:
             workloads = self._workloads(version, place[2], link.uid)

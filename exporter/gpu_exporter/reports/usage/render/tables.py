@@ -156,7 +156,7 @@ def _oversized(report: UsageReport, view: ReportView) -> ReportTable:
         ("MAX MEMORY", lambda each: NONE if each.peak_memory is None else f"{each.peak_memory / GIB:.1f} GiB"),
         ("MODEL", lambda each: one_line(each.who.model or NONE, NAME)),
     ]
-    title = "Holders for which less than a GPU would do, in GPU-hours"
+    title = "Holders that could use less than a whole GPU, in GPU-hours"
     return _of_holders("oversized", title, columns, report.oversized or [], view)
 
 
