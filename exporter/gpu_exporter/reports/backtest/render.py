@@ -43,7 +43,7 @@ def render_text(test: Backtest) -> str:
         names = ("both policies", f"only {test.policies[0].name}", f"only {test.policies[1].name}")
         lines += ["The same idle time:", *_table("BY", dict(zip(names, test.overlap, strict=True)).items()), ""]
     proof = "with unproven zeros, TO BE INVESTIGATED" if test.are_unproven else "with proven zeros"
-    lines += [f"Windows of underused_after{', by engine activity that counts as zero' * _has_floors(test)}, {proof}:"]
+    lines += [f"By underused_after{', and by the engine activity that counts as zero' * _has_floors(test)}, {proof}:"]
     lines += [
         *_table("WINDOW", _windows(test)),
         "",

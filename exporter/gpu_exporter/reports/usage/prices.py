@@ -83,7 +83,8 @@ class Prices:
         for model, held in sorted(hours.items()):
             named, flag = (repr(model), f"'{model}=PRICE'") if model else ("an unknown model", "PRICE")
             yield (
-                f"money for {held:,.1f} GPU-hours of {named}, which has no price; add --price {flag}, or record {PRICE}"
+                f"money for {held:,.1f} GPU-hours of {named}: this model has no price; add --price {flag}, or record "
+                f"{PRICE}"
             )
 
 

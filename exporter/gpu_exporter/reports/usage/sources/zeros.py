@@ -151,8 +151,8 @@ def _is_edge(at: float, most: Values, span: WindowSpan, block: float) -> bool:
 
 
 def _find_parts(missing: float, in_full: float, edges: set[float]) -> tuple[set[float], int]:
-    """Returns the blocks that lack many samples. If their places are unknown, returns the largest possible number of
-    them.
+    """Finds the blocks that lack many of their samples. Returns those whose place is known, and the largest possible
+    number of the others.
 
     `missing`: samples that all blocks of a window lack together. `in_full`: samples of a complete block. `edges`:
     blocks in which the series begins or ends.
