@@ -71,7 +71,7 @@ class Tree:
         return None
 
     def python_packages(self) -> list[tuple[str, str]]:
-        """Yields path and text of the metadata of each Python package in the base, such as pip."""
+        """Returns path and text of the metadata of each Python package in the base, such as pip."""
         return sorted((name, text) for name, text in self._texts.items() if METADATA.fullmatch(name))
 
     def interpreter(self) -> tuple[str, str] | None:

@@ -143,7 +143,7 @@ class Needs(NamedTuple):
 
 HOST = Needs("the holder's cgroup: mount /sys/fs/cgroup (--path.cgroup)")
 PROCESSES = Needs("the host's processes: hostPID, or the host's /proc (--path.procfs)")
-MORE = Needs("more looks at its host: a few minutes, or longer on a crowded node")
+MORE = Needs("more readings of its host, which take a few minutes, or longer on a crowded node")
 
 
 def need(case: CauseCase) -> Needs:

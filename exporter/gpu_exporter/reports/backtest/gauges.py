@@ -189,7 +189,7 @@ def see_hour(track: UnitTrack, hour: tuple[float, float, float], windows: Values
 
 
 def best_series(series: Collection[Labels], counts: Table) -> list[tuple[float, Labels]]:
-    """Yields each hour of a holder with the series that has the most samples in it. Several series can show one unit:
+    """Returns each hour of a holder with the series that has the most samples in it. Several series can show one unit:
     after a target moved, or if two targets scrape it.
     """
     best: dict[float, Labels] = {}

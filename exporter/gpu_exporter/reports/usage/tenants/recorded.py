@@ -56,7 +56,7 @@ def query_capacity(recording: str, window: str, interval_s: float) -> str:
 
 
 def add_capacity(rows: Iterable[VectorRow]) -> Iterator[Capacity]:
-    """Returns the capacity of each model in each cluster. A GPU that works without a holder is neither held nor
+    """Yields the capacity of each model in each cluster. A GPU that works without a holder is neither held nor
     free.
     """
     found: dict[tuple[str, str], dict[str, float]] = {}
