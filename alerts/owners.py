@@ -29,9 +29,8 @@ class OwnersError(ValueError):
 
 
 def render(mapping: Mapping[str, Any]) -> str:
-    """The template `gpu.owner.address`. Raises OwnersError.
-
-    The label `user` comes from Slurm. Characters that an address cannot contain are removed from it.
+    """Renders the template `gpu.owner.address`. Raises OwnersError. The template removes characters from the label
+    `user` that a mail address cannot contain, because the label comes from Slurm.
     """
     faults = [f"{key}: unknown key; known: {', '.join([*KINDS, 'domain', 'default'])}" for key in mapping]
     faults = [fault for fault in faults if fault.partition(":")[0] not in {*KINDS, "domain", "default"}]

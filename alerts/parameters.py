@@ -73,7 +73,7 @@ PLACE = (
 
 
 def placed(recording: str) -> str:
-    """PromQL: a holder's GPUs in `recording`, with the labels gpu and mig where the exporter reports them."""
+    """Returns PromQL for a holder's GPUs in `recording`, with the labels gpu and mig if the exporter reports them."""
     by = "on (node, uuid, mig_uuid)"
     return (
         f"label_replace(allocation:gpu_place:info{{%[1]s}} and {by} {recording}{{%[1]s}}, `what`, `gpu`, ``, ``) "
@@ -91,8 +91,8 @@ FORMATS = {
 
 
 def figures(recording: str, hours: str, who: str, by: str) -> dict[str, str]:
-    """PromQL by name: the memory of the GPUs in `recording`; if `hours`, also their hours and cost, and the CPU cores
-    of the holder on its busiest node, if it uses CORE or more there. `by`: of the sums.
+    """Returns PromQL by name for the memory of the GPUs in `recording`. With `hours`, also for their hours, their cost,
+    and the holder's CPU cores on its busiest node (only if it uses CORE or more there). `by`: the grouping of the sums.
     """
     found = {}
     if hours:
@@ -109,7 +109,7 @@ def figures(recording: str, hours: str, who: str, by: str) -> dict[str, str]:
 
 
 def figures_text(hours: str) -> str:
-    """Template of a sentence for each of these figures, in $hours, $cost and $peak."""
+    """Returns the template of a sentence for each of these figures."""
     return (
         f"{{{{ with $hours }}}} {hours or 'hours'}: {{{{ . }}}}"
         "{{ with $cost }}, at the site's price {{ . }}{{ end }}.{{ end }}"
@@ -119,12 +119,13 @@ def figures_text(hours: str) -> str:
 
 
 def gpus_text(recording: str, hours: str) -> str:
-    """Template of an annotation: a holder's GPUs in `recording`, their memory and, unless `hours` is empty, hours and
-    cost.
+    """Returns the template of an annotation: a holder's GPUs in `recording`, and the memory in use. With `hours`, also
+    hours and cost.
 
-    Names and figures cannot be labels: they change, and each change would be a new alert. So each pending or firing
-    alert runs one query (docs/scale.md shows the cost). The query has no matchers for labels that the holder lacks,
-    because a matcher for an empty label reads every value of that label. At most ten GPUs are named.
+    The template runs a query, because names and figures cannot be labels: they change, and each change would be a new
+    alert. Each pending or firing alert runs it once (docs/scale.md shows the cost). The query has no matchers for
+    labels that the holder lacks, because a matcher for an empty label reads every value of that label. At most ten GPUs
+    are named.
     """
     found = figures(recording, hours, "{%[1]s}", "")
     parts = [placed(recording), *(f'label_replace({query}, "what", "{name}", "", "")' for name, query in found.items())]
@@ -148,7 +149,9 @@ def gpus_text(recording: str, hours: str) -> str:
 
 
 def stalled_text() -> str:
-    """As gpus_text, for the GPUs of a stalled holder: those at rest first, at most ten of each kind."""
+    """Returns a template as gpus_text does, for the GPUs of a stalled holder: first GPUs at rest, then stalled ones, at
+    most ten of each.
+    """
     members = "allocation:gpu_stalled_member:info"
     late = placed(f"{members}X").replace("X{%[1]s}", '{part="late",%[1]s}').replace('"gpu"', '"late"')
     spin = placed(f"{members}X").replace("X{%[1]s}", '{part!="late",%[1]s}')
@@ -166,14 +169,18 @@ def stalled_text() -> str:
 
 
 class Fact(NamedTuple):
-    """A second query of a rule in Grafana: at most one row for each holder. `labels`: those that its text reads."""
+    """An additional query of a Grafana rule, with at most one row for each holder. `labels`: the labels that the text
+    uses.
+    """
 
     query: str
     labels: str = ""
 
 
 class Second(NamedTuple):
-    """An annotation in Grafana, whose templates cannot query. The text reads each fact as $fact.NAME, by `with`."""
+    """An annotation for Grafana, whose templates cannot run queries. The text reads each fact as $fact.NAME, within
+    `with`.
+    """
 
     facts: Mapping[str, Fact]
     text: str
@@ -184,7 +191,9 @@ def one(query: str) -> str:
 
 
 def place_fact(recording: str) -> Fact:
-    """How many GPUs `recording` has, and where one of them is: Grafana knows one row for each alert."""
+    """Returns the number of GPUs in `recording`, and the place of one of them, because Grafana has one row for each
+    alert.
+    """
     place = f"allocation:gpu_place:info and on ({KEY}) {recording} or on ({KEY}) {recording}"
     count = f"count by ({HOLDER}) (group by ({KEY}) ({recording}))"
     return Fact(f"0 * {one(place)} + on ({HOLDER}) group_left () {count}", "node, uuid, mig_uuid, gpu, mig")
@@ -194,7 +203,7 @@ PLACED = f"{PLACE}{{{{ $gpu }}}}{{{{ if gt .Value 1.0 }}}} and others, {{{{ .Val
 
 
 def second_gpus(recording: str, hours: str) -> Second:
-    """As gpus_text, with one GPU named."""
+    """Returns gpus_text for Grafana, with one GPU named."""
     found = figures(recording, hours, "", f" by ({HOLDER}) ")
     read = "".join(
         f"{{{{ ${name} := `` }}}}{{{{ with $fact.{name} }}}}{{{{ ${name} = {FORMATS[name]} }}}}{{{{ end }}}}"
@@ -209,7 +218,7 @@ def second_gpus(recording: str, hours: str) -> Second:
 
 
 def second_stalled() -> Second:
-    """As stalled_text, with one GPU of each kind named."""
+    """Returns stalled_text for Grafana, with one GPU of each kind named."""
     members = "allocation:gpu_stalled_member:info"
     return Second(
         {"late": place_fact(f'{members}{{part="late"}}'), "stalled": place_fact(f'{members}{{part!="late"}}')},
@@ -219,7 +228,9 @@ def second_stalled() -> Second:
 
 
 def number_slots() -> list[list[str]]:
-    """The quantities of all causes, each cause with at most one of each slot, and in the order of its sorted names."""
+    """Divides the quantities of all causes into slots. Each cause has at most one quantity in each slot, and its sorted
+    quantities are in the order of the slots.
+    """
     chains = [sorted(meaning.quantities) for meaning in CAUSES.values()]
     slots: dict[str, int] = {}
     for each in sorted({quantity for chain in chains for quantity in chain}):
@@ -229,7 +240,7 @@ def number_slots() -> list[list[str]]:
 
 
 def second_cause() -> Second:
-    """As CAUSE. Each number has a query of its own."""
+    """Returns CAUSE for Grafana. Each number has its own query."""
     names = {f"number{slot}": "|".join(each) for slot, each in enumerate(number_slots())}
     numbers = {
         name: Fact(one(f'holder:gpu_cause_value:one{{quantity=~"{each}"}}'), "quantity") for name, each in names.items()

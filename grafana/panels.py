@@ -58,13 +58,13 @@ NOTHING: Mapping[int, str] = {}
 
 
 class Board:
-    """A dashboard. Panels are placed in the order in which they are added; each row is as high as its highest panel."""
+    """A dashboard. Places panels in the order in which they are added. Each row is as high as its highest panel."""
 
     def __init__(
         self, uid: str, title: str, description: str, since: str, refresh: str, empty: Mapping[int, str] = NOTHING
     ) -> None:
-        """`empty`: by panel id, the text of a panel without data; other panels show Grafana's `No data`. Not for
-        tables, because Grafana prints such a text in each empty cell.
+        """`empty`: by panel id, the text of a panel without data. Other panels show Grafana's `No data`. Tables must
+        not be in it, because Grafana prints such a text in each empty cell.
         """
         self._empty = empty
         self._x = self._y = self._height = 0
@@ -96,9 +96,8 @@ class Board:
         )
 
     def variable(self, name: str, label: str, query: str, *, one: bool = False, listed: bool = False) -> None:
-        """A variable with values from a list. By default all values, including series without the label.
-
-        `one`: exactly one value, by default the first. `listed`: "All" means only the values of the list.
+        """Adds a variable with values from a list. By default all values are selected, including series without the
+        label. `one`: exactly one value, by default the first. `listed`: "All" means only the values of the list.
         """
         variable = builders.QueryVariable(name).label(label).datasource(DATASOURCE).query(query)
         variable.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.NATURAL_ASC)
@@ -110,25 +109,25 @@ class Board:
         self._dashboard.with_variable(variable)
 
     def text(self, name: str, label: str) -> None:
-        """A text value, set by a link or a person. Empty by default."""
+        """Adds a text variable, empty by default, which a link or a user sets."""
         empty = models.VariableOption(selected=True, text="", value="")
         self._dashboard.with_variable(builders.TextBoxVariable(name).label(label).default_value("").current(empty))
 
     def annotate(self, name: str, expression: str, color: str) -> None:
-        """Annotations on every graph at times when the expression has a result."""
+        """Adds annotations to every graph, at the times at which the expression has a result."""
         self._dashboard.annotation(
             builders.AnnotationQuery().name(name).datasource(DATASOURCE).enable(True).icon_color(color).expr(expression)
         )
 
     def row(self, id_: int, title: str) -> None:
-        """A heading. The next panels start below it."""
+        """Adds a heading. The next panels are placed below it."""
         self._break()
         place = models.GridPos(h=1, w=24, x=0, y=self._y)
         self._dashboard.with_row(builders.Row(title).id(id_).grid_pos(place))
         self._y += 1
 
     def put(self, panel: Panel, width: int, height: int) -> None:
-        """Place the next panel. `width`: in columns, of which a row has 24. `height`: in units of 38 pixels."""
+        """Places the next panel. `width`: in columns, of which a row has 24. `height`: in units of 38 pixels."""
         if text := self._empty.get(panel.build().id_val or 0):
             panel.no_value(text)
         if self._x + width > 24:
@@ -170,7 +169,7 @@ def number(
     color: str = NEUTRAL,
     alarm: float | None = None,
 ) -> stat.Panel:
-    """One figure. `alarm`: a figure at or above this value is orange, a figure below it is green."""
+    """Adds one number. It is orange at or above `alarm`, and green below."""
     panel = (
         _stat(id_, title, description)
         .unit(unit)
@@ -185,7 +184,7 @@ def number(
 
 
 def texts(id_: int, title: str, description: str, queries: Sequence[Query]) -> stat.Panel:
-    """The names of the series, in place of their values."""
+    """Adds a panel that shows the names of the series instead of their values."""
     panel = (
         _stat(id_, title, description)
         .unit("none")
@@ -209,7 +208,7 @@ def graph(
     most: float | None = None,
     limit: float | None = None,
 ) -> timeseries.Panel:
-    """A graph with lines. `most`: upper end of the axis. `limit`: value of a dashed line."""
+    """Adds a graph with lines. `most`: upper end of the axis. `limit`: value of a dashed line."""
     panel = (
         timeseries.Panel()
         .id(id_)
@@ -242,7 +241,7 @@ def graph(
 
 
 def areas(id_: int, title: str, description: str, unit: str, parts: Sequence[tuple[str, str, str]]) -> timeseries.Panel:
-    """Stacked parts of a whole, each with its expression, name and colour."""
+    """Adds a graph of stacked parts, each with its expression, name and colour."""
     panel = graph(id_, title, description, unit, [(expression, name) for expression, name, _ in parts])
     for _, name, color in parts:
         panel.override_by_name(name, [value("color", {"mode": "fixed", "fixedColor": color})])
@@ -251,14 +250,14 @@ def areas(id_: int, title: str, description: str, unit: str, parts: Sequence[tup
 
 
 def stack(id_: int, title: str, description: str, unit: str, queries: Sequence[Query]) -> timeseries.Panel:
-    """Stacked parts, each in a colour of Grafana's."""
+    """Adds a graph of stacked parts, with Grafana's colours."""
     panel = graph(id_, title, description, unit, queries)
     stacking = common.StackingConfig().mode(shapes.StackingMode.NORMAL).group("parts")
     return panel.fill_opacity(70).line_width(0).stacking(stacking)
 
 
 def bars(id_: int, title: str, description: str, unit: str, expression: str, legend: str) -> bargauge.Panel:
-    """Values as bars."""
+    """Adds a panel that shows values as bars."""
     return (
         bargauge.Panel()
         .id(id_)
@@ -289,10 +288,10 @@ def rows(
     hidden: Sequence[str],
     sort_by: str,
 ) -> table.Panel:
-    """A table of several instant queries, merged by the labels that they share.
+    """Adds a table of several instant queries, merged by the labels that they share.
 
     `targets`: expression by name; the column `Value #NAME` has its value. `columns`: titles by the names that Grafana
-    gives the columns. `hidden`: columns that are needed only to distinguish rows.
+    gives to columns. `hidden`: columns that only keep rows apart.
     """
     organize = {
         "excludeByName": dict.fromkeys(hidden, True),
@@ -321,7 +320,7 @@ def rows(
 
 
 def in_words(texts: Mapping[str, str]) -> list[models.DynamicConfigValue]:
-    """Show a text in place of a code, in a column of a table; long texts take several lines."""
+    """Shows texts instead of codes in a column of a table. Long texts take several lines."""
     named = {code: models.ValueMappingResult(text=text) for code, text in texts.items()}
     return [
         value("mappings", [models.ValueMap(named)]),
@@ -332,7 +331,7 @@ def in_words(texts: Mapping[str, str]) -> list[models.DynamicConfigValue]:
 def timeline(
     id_: int, title: str, description: str, expression: str, legend: str, names: Mapping[float, tuple[str, str]]
 ) -> statetimeline.Panel:
-    """States over time. `names`: text and colour by value."""
+    """Adds a graph of states over time. `names`: text and colour by value."""
     texts = {
         f"{number:g}": models.ValueMappingResult(text=text, color=color, index=index)
         for index, (number, (text, color)) in enumerate(names.items())
@@ -355,7 +354,7 @@ def timeline(
 
 
 def heat_map(id_: int, title: str, description: str, expression: str) -> heatmap.Panel:
-    """Counts by `le` and time."""
+    """Adds a graph of counts by `le` and time."""
     target = over_time("A", expression, "{{le}}").format(PromQueryFormat.HEATMAP)
     return (
         heatmap.Panel()
@@ -398,8 +397,8 @@ def steps(*pairs: tuple[float | None, str]) -> builders.ThresholdsConfig:
 
 
 def colored(*pairs: tuple[float | None, str]) -> list[models.DynamicConfigValue]:
-    """Colour the text of a cell: by `pairs` of lower limit and colour, or all alike without pairs. The cell has the
-    type color-text, because a cell of type auto has no colour for `unknown`.
+    """Colours the text of a cell by `pairs` of lower limit and colour. Without pairs, all cells have the same colour.
+    The cell has the type color-text, because a cell of type auto would show `unknown` without a colour.
     """
     if not pairs:
         return [
@@ -427,5 +426,5 @@ def unknown_map() -> list[models.SpecialValueMap]:
 
 
 def link(title: str, url: str) -> list[models.DynamicConfigValue]:
-    """A cell with a link to another dashboard."""
+    """Links a cell to another dashboard."""
     return [value("links", [{"title": title, "url": url, "targetBlank": False}])]

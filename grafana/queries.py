@@ -207,7 +207,9 @@ class Holder:
         return f"sum(max by ({KEY}) (gpu_allocation_share_ratio{{{WHO}}}))"
 
     def seen(self, by: str) -> str:
-        """One series with the labels `by` of the holder, of which the last one has a value; also after its end."""
+        """Returns the labels `by` of series that the holder had in the range, also if the holder has ended. Only series
+        with the last of these labels count.
+        """
         last = by.rpartition(" ")[2]
         return f'group by ({by}) (last_over_time(gpu_allocation_share_ratio{{{WHO}, {last}!=""}}[$__range]))'
 
@@ -470,8 +472,8 @@ class Operations:
         return f"max(time() - {last})"
 
     def regret(self) -> str:
-        """The share of regrets: of the groups that became underused in the range and have a known outcome, those that
-        worked again within the hour.
+        """Returns the share of regrets: of the groups that became underused in the range and have a known outcome, the
+        share that worked again within an hour.
         """
         counted = f'gpu_reconciler_outcomes_total{{{CLUSTER}, outcome=~"%s"}}'
         wrong, known = (
@@ -498,7 +500,7 @@ def _by(labels: str) -> str:
 
 
 def _by_number(series: str, label: str, numbers: dict[str, int], aggregate: str) -> str:
-    """PromQL: the number of the text in this label. `series` has a %s for further matchers."""
+    """Returns PromQL that turns the text of this label into its number. `series`: contains %s for further matchers."""
     matched = ((series % f', {label}="{text}"', number) for text, number in numbers.items())
     return " or ".join(f"{aggregate} ({one}) * {number}" for one, number in matched)
 

@@ -1,7 +1,7 @@
-"""Writes generated files: `make generate`, or one part with `python -m tools.NAME` in the checkout's root.
+"""Writes generated files: all with `make generate`, or one part with `python -m tools.NAME` in the root of a checkout.
 
-`rules`, `grafana_alerts` and `dashboard` can also write variants for a site to another folder. So they run from a
-checkout that is not installed, with PyYAML, and for the dashboard with grafana-foundation-sdk.
+`rules`, `grafana_alerts` and `dashboard` can also write a site's variant to another folder. They need no installed
+gpu-exporter, only PyYAML, and for the dashboard grafana-foundation-sdk.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""The Alertmanager configuration as an object of the Prometheus operator: alerts/alertmanager/alertmanagerconfig.yaml.
+"""Converts the Alertmanager configuration to an object of the Prometheus operator:
+alerts/alertmanager/alertmanagerconfig.yaml.
 
 The API is monitoring.coreos.com/v1alpha1, which every operator since 0.43 serves.
 """
@@ -44,12 +45,14 @@ MATCHER = re.compile(r'\s*(?P<name>[a-zA-Z_]\w*)\s*(?P<type>=~|!~|!=|=)\s*"(?P<v
 
 
 def build_page() -> Mapping[Path, str]:
-    """The generated file. Raises ValueError for a matcher or key that this conversion does not know."""
+    """Returns the generated file. Raises ValueError for a matcher or key that cannot be converted."""
     return {FOLDER / "alertmanagerconfig.yaml": render((FOLDER / "alertmanager.yaml").read_text("utf-8"))}
 
 
 def render(text: str) -> str:
-    """An AlertmanagerConfig with the routes, receivers, intervals and inhibitions of an Alertmanager configuration."""
+    """Returns an AlertmanagerConfig with the routes, receivers, intervals and inhibitions of an Alertmanager
+    configuration.
+    """
     config = yaml.safe_load(text)
     known = ("global", "templates", "route", "time_intervals", "inhibit_rules", "receivers")  # the first two: HEADER
     _refuse_others(config, known, "the file")
@@ -69,7 +72,7 @@ def render(text: str) -> str:
 
 
 def _refuse_others(given: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Raise ValueError for a key that is not converted: the object could then lack a route or a mute."""
+    """Raises ValueError for a key that is not converted, because the object could otherwise lack a route or a mute."""
     if unknown := sorted(given.keys() - known):
         raise ValueError(
             f"alertmanager.yaml: {where} has {', '.join(unknown)}: tools/alertmanager_config.py must convert it"

@@ -28,14 +28,14 @@ FILE_MAX = 16 * 1024**2  # bytes; the largest file that is read is dpkg's status
 
 
 class SbomError(Exception):
-    """The root file system is not what was expected. The text says what is missing, or what was read instead."""
+    """The root file system has an unexpected content. The text names the missing or unexpected part."""
 
 
 class Tree:
-    """The files of a root file system that name packages and licences."""
+    """The files of a root file system that contain names of packages and licences."""
 
     def __init__(self, archive: BinaryIO) -> None:
-        """Read a tar. Raises SbomError if it is not a tar."""
+        """Reads a tar. Raises SbomError if it is not a tar."""
         self._texts: dict[str, str] = {}
         self._links: dict[str, str] = {}
         try:
@@ -57,7 +57,7 @@ class Tree:
             self._texts[name] = file.read().decode("utf-8", "replace")
 
     def text(self, name: str) -> str | None:
-        """The text of a file, reached through links to the file or to its folder; None if it is missing."""
+        """Returns the text of a file, also if the file or its folder is a link. None if the file is missing."""
         for _ in range(8):
             if name in self._texts:
                 return self._texts[name]
@@ -71,11 +71,13 @@ class Tree:
         return None
 
     def python_packages(self) -> list[tuple[str, str]]:
-        """Path and text of the metadata of each Python package that the base contains, such as pip."""
+        """Returns path and text of the metadata of each Python package in the base, such as pip."""
         return sorted((name, text) for name, text in self._texts.items() if METADATA.fullmatch(name))
 
     def interpreter(self) -> tuple[str, str] | None:
-        """The version of a Python below /usr/local, and the name of its licence file; None without one."""
+        """Returns the version of a Python below /usr/local, and the name of its licence file. None without such a
+        Python.
+        """
         for name in self._texts:
             if (found := INTERPRETER.fullmatch(name)) is not None:
                 header = self.text(f"usr/local/include/python{found[1]}/patchlevel.h") or ""
@@ -85,7 +87,7 @@ class Tree:
 
 
 def packages(status: str) -> list[dict[str, str]]:
-    """The fields of each installed package in dpkg's status. Continuation lines are left out."""
+    """Returns the fields of each installed package in dpkg's status, without continuation lines."""
     found = []
     for paragraph in re.split(r"\n\s*\n", status.strip()):
         fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if re.match(r"[A-Za-z-]+: ", line))
@@ -95,7 +97,7 @@ def packages(status: str) -> list[dict[str, str]]:
 
 
 def licences(text: str) -> list[str]:
-    """The names of licences in a copyright file, sorted; empty if it names none in a form that can be read."""
+    """Returns the sorted names of licences in a copyright file. Empty if it names none in a machine-readable form."""
     named: set[str] = set()
     if re.search(r"^Format(-Specification)?:", text.partition("\n\n")[0], re.M):  # otherwise such a line is prose
         named = {name.strip() for name in re.findall(r"^License:[ \t]*(\S.*)$", text, re.M)}
@@ -103,7 +105,7 @@ def licences(text: str) -> list[str]:
 
 
 def component(fields: Mapping[str, str], tree: Tree) -> dict[str, Any]:
-    """Convert a Debian package to a component of the SBOM. Raises SbomError if it has no copyright file."""
+    """Converts a Debian package to a component of the SBOM. Raises SbomError if it has no copyright file."""
     name, version, machine = fields["Package"], fields["Version"], fields["Architecture"]
     path = f"usr/share/doc/{name}/copyright"
     text = tree.text(path)
@@ -122,7 +124,7 @@ def component(fields: Mapping[str, str], tree: Tree) -> dict[str, Any]:
 
 
 def python_component(path: str, text: str) -> dict[str, Any]:
-    """Convert a Python package to a component (https://packaging.python.org/en/latest/specifications/)."""
+    """Converts a Python package to a component (https://packaging.python.org/en/latest/specifications/)."""
     fields = dict(re.findall(r"^(Name|Version|License-Expression|License): (.+)$", text.partition("\n\n")[0], re.M))
     name, version = fields.get("Name", ""), fields.get("Version", "")
     if not name or not version:
@@ -134,7 +136,7 @@ def python_component(path: str, text: str) -> dict[str, Any]:
 
 
 def describe(archive: BinaryIO, name: str, version: str) -> dict[str, Any]:
-    """The SBOM of a root file system. Raises SbomError if it is not Debian's, or if a licence is not known."""
+    """Returns the SBOM of a root file system. Raises SbomError if it is not Debian's, or if a licence is unknown."""
     tree = Tree(archive)
     status = tree.text(STATUS)
     if status is None:
@@ -159,7 +161,7 @@ def describe(archive: BinaryIO, name: str, version: str) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the SBOM; the exit code."""
+    """Prints the SBOM. Returns the exit code."""
     if len(arguments) != 2:
         print("usage: docker export CONTAINER | python -m tools.base_sbom NAME VERSION", file=sys.stderr)
         return 2

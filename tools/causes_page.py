@@ -1,4 +1,4 @@
-"""Fills in the generated parts of docs/causes.md and docs/owners.md: the causes, and how often they are right."""
+"""Generates parts of docs/causes.md and docs/owners.md: the list of causes, and the share of correct findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def render_causes(page: str) -> str:
-    """The page with its generated parts. Raises KeyError for an unknown part."""
+    """Returns the page with its generated parts. Raises KeyError for an unknown part."""
     parts = {"table": _table, "causes": _causes, "score": _score, "hook": _hook, "owner": _owner}
     return PART.sub(lambda match: f"{match[1]}{parts[match[2]]()}{match[3]}", page)
 
@@ -78,7 +78,7 @@ def _score() -> str:
 
 
 def _hook() -> str:
-    """The same runs without and with what the hook reported."""
+    """Compares the same runs with and without the hook's reports."""
     records = score.read_records(score.HOOK_RECORDS)
     pairs = [(score.replay(record), score.replay(record, with_hook=True)) for record in records]
     without, with_hook = [before for before, _ in pairs], [after for _, after in pairs]

@@ -1,9 +1,10 @@
-"""Copies files that the chart needs into its folder, since a chart can read only its own folder.
+"""Copies files that the chart needs into the chart's folder, because a chart can read only its own folder.
 
-files/values.yaml has the values themselves, and files/settings.json the rules between settings, so that the chart can
-refuse what the programs would refuse. templates/_durations.tpl reads and writes durations as common/durations.py does.
-The alert rules keep their parameters (${idle_for}); the chart fills them in from values, with the defaults of
-alerts.json.
+- files/values.yaml: the values. files/settings.json: rules between settings, so that the chart refuses the same values
+  as the programs.
+- templates/_durations.tpl: reads and writes durations as common/durations.py does.
+- The alert rules keep their parameters (${idle_for}). The chart fills them in from values; alerts.json has the
+  defaults.
 """
 
 from __future__ import annotations
@@ -61,12 +62,14 @@ DURATIONS_TPL = r"""{{/* Made from common/durations.py by tools/chart.py: do not
 
 
 def alert_defaults() -> dict[str, str]:
-    """The parameters of the rules in the notation of a configuration file."""
+    """Returns the parameters of the rules, in the notation of a configuration file."""
     return {name: format_parameter(name, value) for name, value in Alerts()._asdict().items()}
 
 
 def check_rules() -> dict[str, object]:
-    """The rules between settings, and the defaults of these settings in the notation of a configuration file."""
+    """Returns the rules between settings, and the defaults of these settings in the notation of a configuration
+    file.
+    """
     names = {name for each in ORDER for name in (each.low, each.high)} | LEAST.keys()
     rules = [
         {**each._asdict(), "words": f"{each.words}{each.low} (%v) must not be above {each.high} (%v)"} for each in ORDER
@@ -92,7 +95,7 @@ def check_rules() -> dict[str, object]:
 
 
 def render_durations() -> str:
-    """The template's functions for durations, with the units that the programs know."""
+    """Returns the template functions for durations, with the same units as in the programs."""
     text = DURATIONS_TPL
     for name, value in (("UNITS", UNITS), ("UNIT", UNIT), ("WRITTEN", WRITTEN), ("PART", PART)):
         text = text.replace(f"@{name}@", value)
@@ -106,7 +109,7 @@ def _default(name: str) -> object:
 
 
 def build_all() -> dict[Path, str]:
-    """Every generated file of the chart."""
+    """Returns every generated file of the chart."""
     files: dict[Path, str] = {}
     kept = {name: (f"${{{name}}}", f"${{{name}.seconds}}") for name in Alerts._fields}
     parameters = {**kept, **{name: (text, text) for name, text in FIXED.items()}}

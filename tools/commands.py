@@ -1,4 +1,4 @@
-"""Makes the reference of the commands (docs/commands.md) and the completions for shells, from the parsers."""
+"""Generates the reference of the commands (docs/commands.md) and the completions for shells from the parsers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SHARING = {"holders": "", "explain": "reconcile", "pause": "reconcile", "digest"
 
 
 def render_commands() -> str:
-    """The page."""
+    """Returns the page."""
     rows = "".join(f"| {code:d} | {words} |\n" for code, words in WORDS.items())
     parts = [HEAD + rows]
     for name, command in {"": SERVE, **COMMANDS}.items():
@@ -72,7 +72,7 @@ def render_commands() -> str:
 
 
 def _find_shared(name: str, parser: Parser) -> list[argparse.Action]:
-    """The flags that the page describes with an earlier command."""
+    """Returns the flags that the page has already described with an earlier command."""
     if name not in SHARING:
         return []
     earlier: Parser = {"": SERVE, **COMMANDS}[SHARING[name]].load().build_parser()
@@ -131,7 +131,7 @@ def _escape(text: str) -> str:
 
 
 def build_whole_parser() -> argparse.ArgumentParser:
-    """Every command as a subparser of the exporter's own parser."""
+    """Returns the exporter's own parser with every command as a subparser."""
     whole: Parser = SERVE.load().build_parser()
     commands = whole.add_subparsers(metavar="COMMAND")
     for name, command in COMMANDS.items():
@@ -149,11 +149,11 @@ def build_whole_parser() -> argparse.ArgumentParser:
 
 
 def build_completion() -> Mapping[Path, str]:
-    """The scripts, by path."""
+    """Returns the completion scripts by path."""
     parser = build_whole_parser()
     return {SCRIPTS / name: shtab.complete(parser, shell).rstrip() + "\n" for shell, name in SHELLS.items()}
 
 
 def build_all() -> Mapping[Path, str]:
-    """The page and the scripts, by path."""
+    """Returns the page and the completion scripts by path."""
     return {ROOT / "docs" / "commands.md": render_commands(), **build_completion()}

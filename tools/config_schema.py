@@ -1,4 +1,4 @@
-"""JSON Schema of the configuration file, for editors, the chart and authors of such files."""
+"""Generates the JSON Schema of the configuration file, for editors, the chart, and authors of such files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BELOW_LOOKBACK = r"^([1-9][0-9]{0,4}ms|[1-9][0-9]?s|[12][0-9]{2}s|[1-4]m)$"
 
 
 def settings_schema() -> dict[str, Any]:
-    """The schema of every section and key; other keys are invalid."""
+    """Returns the schema of every section and key. Other keys are invalid."""
     sections: dict[str, Any] = {}
     for section, values in Settings()._asdict().items():
         keys: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def _value_schema(section: str, key: str, default: Any) -> dict[str, Any]:
 
 
 def _policies_schema() -> dict[str, Any]:
-    """The schema of the ordered policies, as config/rules.py reads them."""
+    """Returns the schema of the ordered policies, by the rules of config/rules.py."""
     text = {"type": "string", "pattern": f"^.{{1,{PATTERN_MAX}}}$"}
     texts = {"type": "array", "minItems": 1, "items": text}
     criteria: dict[str, Any] = dict.fromkeys(Match._fields, texts)
@@ -74,7 +74,7 @@ def _policies_schema() -> dict[str, Any]:
 
 
 def build_all() -> dict[Path, str]:
-    """The published schema, by its path."""
+    """Returns the published schema by path."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Configuration file of gpu-exporter (--config.file)",

@@ -25,12 +25,12 @@ DASHBOARDS = ROOT / "grafana" / "dashboards"
 
 
 def render(dashboard: Dashboard) -> str:
-    """The JSON text, byte for byte as in its file."""
+    """Returns the JSON text of a dashboard, with the same bytes as in its file."""
     return JSONEncoder(sort_keys=True, indent=2, ensure_ascii=False).encode(dashboard) + "\n"
 
 
 def build_all(settings: Settings) -> dict[str, str]:
-    """The text of every dashboard, by its file name."""
+    """Returns the text of every dashboard by file name."""
     boards = {"fleet": fleet, "holder": holder, "node": node, "operations": operations}
     return {f"gpu-{name}.json": render(board.build(settings)) for name, board in boards.items()}
 

@@ -1,4 +1,4 @@
-"""Turns defaults.yaml into defaults.py beside it."""
+"""Generates defaults.py from defaults.yaml."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def class_of(section: str) -> str:
 
 
 def render_defaults(text: str) -> str:
-    """Turn defaults.yaml into named tuples, so that a start needs no YAML parser and mypy sees every key."""
+    """Returns named tuples with the settings of defaults.yaml, so that a start needs no YAML parser, and mypy checks
+    every key.
+    """
     comments, section = {}, ""
     for line in text.splitlines():
         if heading := re.match(r"(\w+):", line):

@@ -1,4 +1,4 @@
-"""Writes generated files, or compares them with the text that would be written."""
+"""Writes generated files, or checks that they are up to date."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def write_or_check(files: Mapping[Path, str], check: bool) -> int:
-    """Write generated files, or with `check` list those that differ; returns the exit code."""
+    """Writes generated files. With `check`, only lists the stale ones. Returns the exit code."""
     stale = 0
     for path, text in files.items():
         if path.exists() and path.read_text("utf-8") == text:

@@ -1,8 +1,8 @@
-"""Writes every generated file, or with `--check` compares them: `make generate` and `make test`.
+"""Writes every generated file. With `--check`, only compares them. For `make generate` and `make test`.
 
-Works in steps, since some files are made from others: the reference from the code, which needs its defaults; the
-chart's copies from the rules and the dashboard. The dashboard needs grafana-foundation-sdk, which needs Python 3.11.
-With an older Python the dashboard is not generated, except if CI is set.
+The order matters, because some files are made from others: the reference from the code, which needs its defaults; the
+chart's copies from rules and dashboards. The dashboards need grafana-foundation-sdk and Python 3.11. With an older
+Python they are skipped, except in CI.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ DATASOURCE = "prometheus"
 
 
 def render(parameters: Mapping[str, tuple[str, str]], datasource: str) -> str:
-    """A file for Grafana's provisioning/alerting. `datasource`: UID of the Prometheus."""
+    """Returns a file for Grafana's provisioning/alerting. `datasource`: UID of the Prometheus."""
     kept = {name: (f"${{{name}}}",) * 2 for name in SECOND}
     groups = []
     for path in sorted(SOURCES.glob("*.yaml")):
@@ -64,7 +64,9 @@ def render(parameters: Mapping[str, tuple[str, str]], datasource: str) -> str:
 
 
 def second_query(alert: str, fact: Fact) -> str:
-    """The rows of `fact` with all labels of the alert of the same holder, and the row that matches no alert."""
+    """Returns PromQL for the rows of `fact`, each with all labels of the same holder's alert. Adds one row that matches
+    no alert.
+    """
     return (
         f"0 * (\n{textwrap.indent(alert.strip(), '  ')}\n)\n+ on ({HOLDER}) group_left ({fact.labels}) (\n"
         f'  {fact.query}\n)\nor label_replace(vector(0), "row", "of no alert", "", "")\n'

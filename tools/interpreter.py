@@ -1,8 +1,9 @@
-"""A Python for nodes whose own is too old, such as Rocky 8 and 9: CPython of Debian's sources, for glibc 2.28 or newer.
+"""Builds a Python for nodes whose own Python is too old, such as Rocky 8 and 9: CPython from Debian's sources, for
+glibc 2.28 or newer.
 
-One program with OpenSSL, libffi, zlib and the modules of the standard library in C inside, and the library in Python.
-Without curses, sqlite3, bz2, lzma, readline, tkinter, and the tests. Debian signs the sources, and keeps their security
-fixes; the compiler is pinned by its hash. The same sources give the same bytes.
+The program contains OpenSSL, libffi, zlib, and the C modules of the standard library. The Python modules are beside it.
+It has no curses, sqlite3, bz2, lzma, readline, tkinter, or tests. Debian signs the sources and maintains their security
+fixes. The compiler is pinned by its hash. The same sources give the same bytes.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class InterpreterError(Exception):
 
 def fetch(folder: Path) -> tuple[dict[str, Path], list[str]]:
     """Downloads the sources from Debian, checks their signature, and unpacks them with Debian's security fixes. Returns
-    the folder of each, and a line about each version that the mirror lacks. Raises InterpreterError.
+    the folder of each source, and a line about each version that the mirror lacks. Raises InterpreterError.
     """
     folder.mkdir()
     hooks = {
@@ -98,8 +99,8 @@ def fetch(folder: Path) -> tuple[dict[str, Path], list[str]]:
 
 
 def run(command: Sequence[str | Path], folder: Path, environment: dict[str, str] | None = None) -> str:
-    """Runs a command in a folder, with this environment alone if there is one. Returns its output. Raises
-    InterpreterError with the end of it.
+    """Runs a command in a folder. `environment`: replaces the whole environment. Returns its output. Raises
+    InterpreterError with the end of the output.
     """
     words = list(map(str, command))
     done = subprocess.run(
@@ -112,7 +113,7 @@ def run(command: Sequence[str | Path], folder: Path, environment: dict[str, str]
 
 
 class _Builder:
-    """Builds in `folder` for one machine, into `folder/built`: headers in include, static libraries in lib."""
+    """Builds for one machine in `folder`. Installs headers, and static libraries, into `folder/built`."""
 
     def __init__(self, folder: Path, machine: str, python: str | Path) -> None:
         self._machine = machine
@@ -204,7 +205,7 @@ class _Builder:
 
 
 def fill(target: Path, sources: dict[str, Path]) -> None:
-    """Writes the interpreter: bin, lib, the licences, and the versions of the sources."""
+    """Writes the interpreter: bin, lib, licences, and the versions of the sources."""
     python = sources[f"python{VERSION}"]
     library = target / "lib" / f"python{VERSION}"
     shutil.copytree(python / "Lib", library, ignore=shutil.ignore_patterns(*UNUSED_NAMES))
@@ -222,8 +223,8 @@ def fill(target: Path, sources: dict[str, Path]) -> None:
 
 
 def build(target: Path, python: str | Path = sys.executable) -> list[str]:
-    """Builds the interpreter for this host's kind of machine into the folder `target`, which gets its name when it is
-    complete. `python` has pip. Returns lines about its sources. Raises InterpreterError.
+    """Builds the interpreter for this host's machine. The folder `target` exists only after the build is complete.
+    `python`: a Python with pip. Returns lines about the sources. Raises InterpreterError.
     """
     machine = os.uname().machine
     if machine not in MACHINES:

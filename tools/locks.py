@@ -1,4 +1,6 @@
-"""Writes exporter/locks: what the images and a release's tools install, with the hashes of all files: `make locks`."""
+"""Writes exporter/locks: the packages of the images and of the release tools, with the hashes of all files (`make
+locks`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ RELEASE = f"{BUILD}\nbuild==1.6.1\ncyclonedx-bom==7.5.0\n"
 
 
 def compile_lock(source: str, extras: tuple[str, ...] = (), text: str | None = None) -> str:
-    """A lock for every supported Python and platform. Raises CalledProcessError."""
+    """Writes a lock for every supported Python and platform. Raises CalledProcessError."""
     options = ["--universal", "--python-version=3.10", "--generate-hashes", "--no-header", "--no-annotate", "--quiet"]
     given = [f"--extra={each}" for each in extras]
     command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", source, *options, "--no-emit-index-url"]

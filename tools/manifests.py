@@ -1,7 +1,7 @@
 """Renders the chart as plain manifests, for sites without Helm: `make manifests PRESET=gke VALUES=my-values.yaml`.
 
-Takes Helm from PATH, else builds the pinned one of the tests. Hooks are left out, since `kubectl apply` would run them,
-and so are the rights of their cleanup job.
+Uses Helm from PATH, otherwise builds the version that the tests use. Omits hooks and the rights of the cleanup job,
+because `kubectl apply` would run the hooks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLEANUP = "# Source: gpu-exporter/templates/cleanup.yaml\n"
 
 
 def find_helm() -> str:
-    """Helm's path. Raises RuntimeError if Helm is not on PATH and cannot be built."""
+    """Returns the path of Helm. Raises RuntimeError if Helm is not on PATH and cannot be built."""
     if found := shutil.which("helm"):
         return found
     from tests.testbed.programs import build
@@ -28,7 +28,7 @@ def find_helm() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the manifests; the exit code of Helm."""
+    """Writes the manifests. Returns Helm's exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--preset", default="", help="the name of a file in presets/")
     parser.add_argument("--values", default="", help="a file with your own values")

@@ -1,7 +1,7 @@
-"""The table of meanings for Alertmanager: alerts/alertmanager/meanings.tmpl.
+"""Generates the table of meanings for Alertmanager: alerts/alertmanager/meanings.tmpl.
 
-The annotation `cause` of an alert looks like `cpu_quota (high confidence) cpus=4 throttled_ratio=40%`. The templates
-turn it into the sentence of the table with these numbers, and into the owner's and the site's change.
+An alert's annotation `cause` looks like `cpu_quota (high confidence) cpus=4 throttled_ratio=40%`. The templates turn it
+into the sentence of the table with these numbers, and into the changes for owner and site.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME = '{{ define "gpu.cause.name" }}{{ reReplaceAll "^([a-z_]+) .([a-z]+) .*$" 
 
 
 def build_page() -> Mapping[Path, str]:
-    """The generated file."""
+    """Returns the generated file."""
     why = [(name, text) for name, each in CAUSES.items() for text in (each.says, each.title)]
     owner = [(name, text) for name, each in CAUSES.items() for text in (each.number, each.owner) if text]
     site = [(name, each.site) for name, each in CAUSES.items() if each.site]
@@ -35,7 +35,9 @@ def build_page() -> Mapping[Path, str]:
 
 
 def _define(name: str, texts: list[tuple[str, str]], otherwise: str = "") -> str:
-    """A template that finds the cause in the annotation, and prints its first text whose numbers the annotation has."""
+    """Returns a template that finds the cause in the annotation, and prints its first text for which the annotation has
+    all numbers.
+    """
     branches = [
         f'{{{{ {"else " if at else ""}if match "{_pattern(cause, text)}" . }}}}{_replace(cause, text)}'
         for at, (cause, text) in enumerate(texts)
@@ -44,7 +46,9 @@ def _define(name: str, texts: list[tuple[str, str]], otherwise: str = "") -> str
 
 
 def _pattern(cause: str, text: str) -> str:
-    """A regular expression (RE2) for annotations with this cause and all numbers of the text, sorted by name."""
+    """Returns a regular expression (RE2) for annotations with this cause and all numbers of the text, sorted by
+    name.
+    """
     names = sorted(set(QUANTITY.findall(text)))
     return f"^{cause} .*" + "".join(f" {name}=([^ ]+).*" for name in names) + "$" if names else f"^{cause} "
 

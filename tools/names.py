@@ -1,8 +1,8 @@
-"""Lists every public name: what users write into queries, command lines, files and manifests.
+"""Lists every public name: the names that users write into queries, command lines, files and manifests.
 
-tests/golden/names.txt has the list. `+` marks a name that the last release did not have, and `-` a name that only the
-last release had. CHANGELOG.md must contain both below Unreleased, in backquotes, where `*` stands for any text. `make
-golden` after a release makes the `+` lines plain, and removes the `-` lines.
+The list is tests/golden/names.txt. `+` marks a name that the last release did not have, `-` a name that only the last
+release had. CHANGELOG.md must contain both kinds below Unreleased, in backquotes; `*` stands for any text. After a
+release, `make golden` removes the marks, and the lines with `-`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHART = ROOT / "helm" / "gpu-exporter"
 
 
 def list_names() -> list[str]:
-    """One line for each name: its kind, the name, and what else a user depends on (labels), sorted."""
+    """Returns one line for each name, sorted: kind, name, and other parts that users depend on (labels)."""
     found = [
         *(f"metric {name}{{{','.join(labels)}}}" for name, labels in _metrics()),
         *(f"flag {flag}" for flag in _flags()),
@@ -112,7 +112,7 @@ def _rules() -> Iterator[tuple[str, str]]:
 
 
 def _keys() -> Iterator[str]:
-    """Labels, annotations and conditions of objects."""
+    """Yields labels, annotations and conditions of objects."""
     for module in pkgutil.walk_packages(reconciler.__path__, "gpu_exporter.reconciler."):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, str) and value.startswith(PREFIX) and value != PREFIX:
@@ -120,7 +120,9 @@ def _keys() -> Iterator[str]:
 
 
 class Changelog(NamedTuple):
-    """Parts of CHANGELOG.md: the text below Unreleased, the newest version with its heading, and the text below it."""
+    """Parts of CHANGELOG.md: the text below Unreleased, the newest version with its heading, and the text below that
+    heading.
+    """
 
     unreleased: str
     version: str
@@ -128,13 +130,15 @@ class Changelog(NamedTuple):
 
 
 def read_changelog(text: str) -> Changelog:
-    """The newest version is "" before the first release."""
+    """Parses CHANGELOG.md. The newest version is "" before the first release."""
     _, _, unreleased, *released = re.split(r"^## \[?([^]\s]+).*$", text, flags=re.MULTILINE)
     return Changelog(unreleased, *released[:2]) if released else Changelog(unreleased, "", "")
 
 
 def update(golden: str, names: Iterable[str], changelog: str) -> tuple[str, list[str]]:
-    """The new text of the list, and its changed lines that the changelog does not name. `golden`: its present text."""
+    """Returns the new text of the list, and its changed lines that the changelog does not name. `golden`: the present
+    text.
+    """
     log, now = read_changelog(changelog), set(names)
     head, *lines = golden.splitlines() or [_head(log.version), *now]
     released = {line.removeprefix("- ") for line in lines if not line.startswith("+ ")}
@@ -152,7 +156,9 @@ def _head(version: str) -> str:
 
 
 def _is_named(line: str, section: str) -> bool:
-    """Whether the section has the name: a flag also without its command, a metric without its labels."""
+    """Returns whether the section contains the name. The changelog may name a flag without its command, and a metric
+    without its labels.
+    """
     name = line.partition(" ")[2]
     spellings = (name, name.partition("{")[0], name.rpartition(" ")[2])
     tokens = [re.escape(token).replace(r"\*", ".*") for token in re.findall(r"`([^`\n]+)`", section)]

@@ -110,11 +110,11 @@ fi
 
 
 class PackageError(Exception):
-    """A package cannot be built. The text says which part is wrong."""
+    """A package cannot be built. The text names the wrong part."""
 
 
 class Edition(NamedTuple):
-    """What distinguishes packages for every Python from those with an interpreter: names, contents, what they need."""
+    """The properties of an edition: packages for every Python, or packages that contain an interpreter."""
 
     machines: tuple[str, ...]
     interpreter: Path | None
@@ -130,7 +130,7 @@ ANY_PYTHON = Edition(MACHINES, None, "", "all", "noarch", "python3 (>= 3.10)", R
 
 
 def with_interpreter(folder: Path) -> Edition:
-    """The packages for this host's kind of machine that contain the interpreter of `folder`."""
+    """Returns the edition for this host's machine that contains the interpreter in `folder`."""
     machine = os.uname().machine
     needs = f"libc6 (>= 2.{GLIBC_MAX})", f"libc.so.6(GLIBC_2.{GLIBC_MAX})(64bit)"
     names = f"-{machine}", DEBIAN_MACHINES[machine], machine
@@ -138,7 +138,7 @@ def with_interpreter(folder: Path) -> Edition:
 
 
 def run(*command: str | Path, **environment: str) -> str:
-    """Returns the output of a command. Raises PackageError with its errors."""
+    """Returns the output of a command. Raises PackageError with the command's errors."""
     own = {**os.environ, **environment}
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=own, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -147,7 +147,7 @@ def run(*command: str | Path, **environment: str) -> str:
 
 
 def download(folder: Path, machine: str, python: str | Path) -> list[Path]:
-    """Downloads the locked wheels for one kind of machine into `folder`, with the pip of `python`."""
+    """Downloads the locked wheels for one machine into `folder`. `python`: a Python with pip."""
     platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(17, GLIBC_MAX + 1)]
     kinds = [f"--abi={abi}" for abi in ("cp310", "abi3", "none")]
     fetch = ["download", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary=:all:"]
@@ -157,8 +157,9 @@ def download(folder: Path, machine: str, python: str | Path) -> list[Path]:
 
 
 def unpack(wheel: Path, lib: Path, machine: str) -> None:
-    """Unpacks a wheel: into the folder of the machine if it has modules of the stable ABI, otherwise into the common
-    one. Modules for one version of Python are left out. Raises PackageError if a module needs a newer glibc.
+    """Unpacks a wheel. A wheel with compiled modules of the stable ABI goes into the machine's folder, other wheels go
+    into the common folder. Omits modules for a single version of Python. Raises PackageError if a module needs a newer
+    glibc.
     """
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith(("/", "/RECORD", "/WHEEL"))]
@@ -177,7 +178,7 @@ def unpack(wheel: Path, lib: Path, machine: str) -> None:
 
 
 def fill_prefix(prefix: Path, wheels: Path, python: str | Path, edition: Edition) -> None:
-    """Writes the folder gpu-exporter: launcher, gpu-exporter, its dependencies, and an interpreter if it gets one."""
+    """Writes the folder gpu-exporter: launcher, package, dependencies, and the interpreter of the edition, if any."""
     lib = prefix / "lib"
     for name in filter(None, run("git", "ls-files", "-z", SOURCE).split("\0")):
         path = lib / Path(name).relative_to("exporter")
@@ -197,7 +198,7 @@ def fill_prefix(prefix: Path, wheels: Path, python: str | Path, edition: Edition
 
 
 def fill_stage(stage: Path, wheels: Path, python: str | Path, edition: Edition) -> None:
-    """Writes the tree that deb and rpm install."""
+    """Writes the files that deb and rpm install."""
     fill_prefix(stage / PREFIX, wheels, python, edition)
     units = stage / "usr" / "lib" / "systemd" / "system"
     shutil.copytree(ROOT / SOURCE / "contrib" / "systemd", units)
@@ -222,7 +223,7 @@ def members(root: Path, top: str) -> Iterator[tuple[str, Path]]:
 
 
 def tar(contents: Iterator[tuple[str, Path]], date: int) -> bytes:
-    """A tar.gz of root's files, all of one date (Unix seconds)."""
+    """Returns a tar.gz of the files in `root`. All files have the same date (Unix seconds)."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, path in contents:
@@ -236,7 +237,7 @@ def tar(contents: Iterator[tuple[str, Path]], date: int) -> bytes:
 
 
 def build_deb(stage: Path, date: int, path: Path, edition: Edition) -> None:
-    """Writes the package of Debian: an ar archive of three members (deb(5))."""
+    """Writes the Debian package: an ar archive with three members (deb(5))."""
     files = [each for _, each in members(stage, "") if each.is_file() and not each.is_symlink()]
     control = {
         "control": f"""Package: gpu-exporter
@@ -273,7 +274,7 @@ Description: {SUMMARY}
 
 
 def build_rpm(stage: Path, date: int, out: Path, rpmbuild: str, edition: Edition) -> None:
-    """Writes the package of RHEL and its relatives."""
+    """Writes the package for RHEL and similar systems."""
     lines = [
         f"%config(noreplace) %attr({mode:04o},root,root) /etc/gpu-exporter/{name}"
         for name, mode in CONFIGURATION.items()
@@ -298,7 +299,7 @@ def build_rpm(stage: Path, date: int, out: Path, rpmbuild: str, edition: Edition
 
 
 def digest(path: Path, kind: str = "sha256") -> str:
-    """The digest of a file, in hexadecimal digits."""
+    """Returns the digest of a file in hexadecimal digits."""
     return hashlib.new(kind, path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
@@ -320,8 +321,8 @@ def build_edition(out: Path, python: str | Path, edition: Edition) -> list[Path]
 
 
 def build(out: Path, python: str | Path = sys.executable, own: Path | None = None) -> list[str]:
-    """Writes all packages into `out`, with the pip of `python`; with a folder `own`, also those that contain its
-    interpreter. Returns a line about each. Raises PackageError.
+    """Writes all packages into `out`. `python`: a Python with pip. `own`: folder of an interpreter; packages that
+    contain it are built too. Returns a line about each package. Raises PackageError.
     """
     out.mkdir(parents=True, exist_ok=True)
     editions = [ANY_PYTHON, *([with_interpreter(own)] if own is not None else [])]
@@ -334,8 +335,8 @@ def build(out: Path, python: str | Path = sys.executable, own: Path | None = Non
 
 
 def main(arguments: list[str]) -> int:
-    """Builds the packages into out/packages, or into the named folder; the exit code. --interpreter also builds those
-    with an interpreter.
+    """Builds the packages into out/packages, or into the given folder. --interpreter also builds the packages that
+    contain an interpreter. Returns the exit code.
     """
     folders = [Path(each).resolve() for each in arguments if each != "--interpreter"]
     try:

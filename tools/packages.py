@@ -1,4 +1,4 @@
-"""Draws the picture of the code's packages in docs/architecture.md from their imports."""
+"""Draws the diagram of the code's packages in docs/architecture.md, from their imports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEFT_OUT = ("contrib", "common")  # without code; and what all others import
 
 
 def read_imports(package: Path) -> dict[str, set[str]]:
-    """For each product, and each package of the agent, the others that it imports, when modules are loaded or later."""
+    """Returns for each product, and for each package of the agent, the packages that it imports at any time."""
     folders = [path for path in package.iterdir() if (path / "__init__.py").exists() and path.name not in LEFT_OUT]
     opened = [path for path in (package / OPEN).iterdir() if (path / "__init__.py").exists()]
     named = {path.relative_to(package).as_posix(): path for path in [*folders, *opened] if path.name != OPEN}
@@ -26,7 +26,9 @@ def read_imports(package: Path) -> dict[str, set[str]]:
 
 
 def draw_packages(imports: dict[str, set[str]]) -> str:
-    """A mermaid diagram with an arrow from each package to those that import it. Implied arrows are left out."""
+    """Draws a mermaid diagram with an arrow from each package to its importers. Omits arrows that other arrows
+    imply.
+    """
 
     def reach(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
         others = imports[name] - seen
@@ -42,7 +44,7 @@ def draw_packages(imports: dict[str, set[str]]) -> str:
 
 
 def render_architecture(text: str, package: Path) -> str:
-    """The page with a new picture."""
+    """Returns the page with a new diagram."""
     before, _, rest = text.partition("<!-- packages -->\n")
     after = rest.partition("<!-- /packages -->")[2]
     return f"{before}<!-- packages -->\n{draw_packages(read_imports(package))}\n<!-- /packages -->{after}"

@@ -1,4 +1,4 @@
-"""The metrics that no rule, dashboard, command or runbook page reads, each with the question that it answers."""
+"""Lists the metrics that no rule, dashboard, command or runbook page reads, each with the question that it answers."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def _read() -> str:
 
 
 def is_read(name: str) -> bool:
-    """Whether a rule, a dashboard, a command or the runbook reads the metric of this name."""
+    """Returns whether a rule, a dashboard, a command or the runbook reads this metric."""
     return re.search(rf"\b{name}\b", _read()) is not None
 
 
 def render_questions() -> list[str]:
-    """The lines of the section."""
+    """Returns the lines of the section."""
     return [
         "",
         "## For your own queries",

@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from the families that the code declares."""
+"""Generates docs/metrics.md from the metric families that the code declares."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ UNITS = {
 
 
 def unit_of(name: str) -> str:
-    """The unit in the suffix of a name; a count if the name has no such suffix."""
+    """Returns the unit that the suffix of a name shows, otherwise a count."""
     return next((unit for end, unit in UNITS.items() if name.endswith(end)), "count")
 
 
@@ -55,13 +55,15 @@ def _list(labels: Sequence[str]) -> str:
 
 
 def _meaning(family: Family, shown: dict[str, str]) -> str:
-    """The help, or the GPU's family that has the same help. `shown`: the first family with each help."""
+    """Returns the help text. If another family has the same help, refers to that family. `shown`: by help text, the
+    first family.
+    """
     first = shown.setdefault(family.help, family.name)
     return family.help if first == family.name else f"As `{first}`"
 
 
 def render_reference() -> str:
-    """The text of the whole page."""
+    """Returns the text of the page."""
     out = [
         "# Metrics",
         "",

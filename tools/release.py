@@ -62,18 +62,18 @@ PARTS = {"agent": "web-auth", "reconciler": "reconciler,web-auth"}  # images, an
 
 
 class ReleaseError(Exception):
-    """A part of the release is wrong. The text says which, and what was expected."""
+    """A part of the release is wrong. The text names the part and the expected state."""
 
 
 def say(text: str) -> None:
-    """Print a line, and keep it in LOG."""
+    """Prints a line, and writes it to LOG."""
     print(text, flush=True)
     with (OUT / "LOG").open("a", encoding="utf-8") as log:
         log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
 
 def run(command: Sequence[object], where: Path = ROOT, **environment: str) -> str:
-    """Run a command and return its standard output. Raises ReleaseError with the output of a failed command."""
+    """Runs a command. Returns its standard output. Raises ReleaseError with the output of a failed command."""
     text, own = list(map(str, command)), {**os.environ, **environment}
     done = subprocess.run(text, cwd=where, env=own, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -83,14 +83,14 @@ def run(command: Sequence[object], where: Path = ROOT, **environment: str) -> st
 
 
 def make_venv(folder: Path) -> Path:
-    """A new environment; its python."""
+    """Makes a virtual environment. Returns the path of its Python."""
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
     return folder / "bin" / "python"
 
 
 def download() -> None:
-    """Download the tools of the release, and the dependencies of both images as wheels."""
+    """Downloads the tools of the release, and the dependencies of both images as wheels."""
     python = make_venv(TOOLS)
     checked = ["--quiet", "--disable-pip-version-check", "--require-hashes"]
     # Wheels alone: a source distribution would be built by tools that no lock names.
@@ -108,7 +108,9 @@ def download() -> None:
 
 
 def for_image(machine: str) -> list[str]:
-    """Options for pip to resolve as in the Dockerfile's image on this kind of machine: only wheels, no compiler."""
+    """Returns options with which pip resolves as in the Dockerfile's image on this machine: only wheels, no
+    compiler.
+    """
     kinds = [f"--abi={abi}" for abi in (f"cp{IMAGE_PYTHON}", "abi3", "none")]
     platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(17, 37)]
     python = f"{IMAGE_PYTHON[0]}.{IMAGE_PYTHON[1:]}"
@@ -116,13 +118,13 @@ def for_image(machine: str) -> list[str]:
 
 
 def find_wheel(name: str, folder: Path = OUT / "dist") -> Path:
-    """The wheel of a distribution."""
+    """Returns the wheel of a distribution."""
     (wheel,) = folder.glob(f"{name}-*.whl")
     return wheel
 
 
 def dist() -> None:
-    """Build the wheels and the sdists of the commit, with the commit's date."""
+    """Builds the wheels and sdists of the commit, with the commit's date."""
     date = run(["git", "log", "-1", "--format=%ct"]).strip()
     folders = [OUT / "dist", OUT / "dist-again"]
     for folder in folders:
@@ -143,7 +145,7 @@ def dist() -> None:
 
 
 def packages() -> None:
-    """Build archive, deb and rpm for nodes without Kubernetes. Without rpmbuild, only log the reason."""
+    """Builds archive, deb and rpm for nodes without Kubernetes. Without rpmbuild, only logs the reason."""
     try:
         lines = node_package.build(OUT / "dist", TOOLS / "bin" / "python")
     except node_package.PackageError as exc:
@@ -153,7 +155,7 @@ def packages() -> None:
 
 
 def chart() -> None:
-    """Package the chart. Its version must be the project's."""
+    """Packages the chart. Raises ReleaseError if its version is not the project's."""
     about = (CHART / "Chart.yaml").read_text("utf-8").splitlines()
     if not {f"version: {VERSION}", f"appVersion: {VERSION}"} <= set(about):
         raise ReleaseError(
@@ -164,7 +166,9 @@ def chart() -> None:
 
 
 def sbom() -> None:
-    """Write an SBOM for each image: its Python packages and their licences. A missing licence is an error."""
+    """Writes an SBOM for each image: its Python packages with their licences. Raises ReleaseError if a licence is
+    missing.
+    """
     wheel = find_wheel("gpu_exporter")
     for part, extras in PARTS.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -182,7 +186,7 @@ def sbom() -> None:
 
 
 def use() -> None:
-    """Install the wheels and render the packaged chart, with nothing else of the checkout."""
+    """Installs the wheels and renders the packaged chart, without any other file of the checkout."""
     wheel, (package,) = find_wheel("gpu_exporter"), (OUT / "dist").glob("*.tgz")
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -214,7 +218,7 @@ def use() -> None:
 
 
 def use_hook(wheel: Path, home: Path, alone: list[str]) -> None:
-    """Observe a loop in an environment that has nothing else."""
+    """Observes a training loop in an environment that contains only the hook."""
     python = make_venv(home / "training")
     run([*alone, python, "-m", "pip", "install", "--quiet", "--no-index", wheel], home)
     run([*alone, python, "-c", TRAIN], home)
@@ -226,7 +230,7 @@ def use_hook(wheel: Path, home: Path, alone: list[str]) -> None:
 
 
 def images() -> None:
-    """Build both images twice and start them. Without root or the needed programs, only log the reason."""
+    """Builds both images twice and starts them. Without root or the needed programs, only logs the reason."""
     missing = [name for name in ("buildah", "mmdebstrap", "unshare") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         why = f"{', '.join(missing)} not on PATH" if missing else "this user is not root"
@@ -244,7 +248,7 @@ def images() -> None:
 
 
 def offline() -> list[str]:
-    """The prefix that runs a command without network; empty if this process lacks the rights."""
+    """Returns the prefix that runs a command without network. Empty if this process may not do that."""
     command = ["unshare", "--net", "--"]
     able = (
         shutil.which("unshare") and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
@@ -253,7 +257,7 @@ def offline() -> list[str]:
 
 
 def sums() -> None:
-    """SHA256SUMS of everything that is published."""
+    """Writes SHA256SUMS of all published files."""
     paths = sorted(path for path in (OUT / "dist").iterdir() if path.name != "SHA256SUMS")
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths]
     (OUT / "dist" / "SHA256SUMS").write_text("".join(lines), encoding="ascii")
@@ -261,7 +265,7 @@ def sums() -> None:
 
 
 def pictures() -> None:
-    """Check that the pictures in docs were drawn from the dashboards that are released."""
+    """Checks that the pictures in docs show the dashboards of the release."""
     listed = (ROOT / "docs" / "pictures" / "drawn-from.txt").read_text("ascii")
     drawn = {name: digest for digest, name in (line.split() for line in listed.splitlines())}
     boards = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))
@@ -285,7 +289,7 @@ STEPS: dict[str, Callable[[], None]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run the named parts, or all; the exit code."""
+    """Runs the named parts, by default all. Returns the exit code."""
     unknown = [name for name in arguments if name not in STEPS]
     if unknown:
         print(f"no part {unknown[0]}: the parts are {', '.join(STEPS)}", file=sys.stderr)

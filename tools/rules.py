@@ -37,11 +37,13 @@ HEADER = "# Generated from alerts/src/{name} by tools/rules.py: do not edit.\n"
 
 
 class BuildError(ValueError):
-    """A source uses an unknown parameter, or a value is invalid."""
+    """A source file uses an unknown parameter, or a value is invalid."""
 
 
 def read_parameters(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Each parameter as (text, seconds or number). Raises BuildError for an unknown or invalid override."""
+    """Returns each parameter as a text and as seconds or a number. Raises BuildError for an unknown or invalid
+    override.
+    """
     values: dict[str, tuple[str, str]] = {}
     defaults = alerts._asdict()
     unknown = sorted(set(overrides) - set(defaults))
@@ -68,14 +70,14 @@ def read_parameters(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, t
 
 
 def format_parameter(name: str, value: float | str) -> str:
-    """A parameter in the notation of a configuration file."""
+    """Writes a parameter in the notation of a configuration file."""
     if isinstance(value, str):
         return value
     return format_duration(value) if f"alerts.{name}" in DURATIONS else f"{value:g}"
 
 
 def fill_text(text: str, parameters: Mapping[str, tuple[str, str]], name: str) -> str:
-    """A text of the file `name` with its parameters filled in. Raises BuildError."""
+    """Fills parameters into the text of the file `name`. Raises BuildError."""
 
     def value_of(match: re.Match[str]) -> str:
         if match[1] not in parameters:
@@ -86,7 +88,7 @@ def fill_text(text: str, parameters: Mapping[str, tuple[str, str]], name: str) -
 
 
 def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str, *, alerts: bool = True) -> str:
-    """Convert one source file to one rules file; without `alerts` only its recordings. Raises BuildError."""
+    """Converts one source file to one rules file. Without `alerts`, keeps only its recordings. Raises BuildError."""
 
     def fill(node: Any) -> Any:
         if isinstance(node, dict):
@@ -109,7 +111,7 @@ def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str,
 
 
 class Blocks(yaml.SafeDumper):
-    """Writes texts of several lines as blocks."""
+    """Writes texts of several lines as YAML blocks."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -120,7 +122,7 @@ Blocks.add_representer(str, _represent_text)
 
 
 def build_all(settings: Alerts, overrides: Mapping[str, str], *, alerts: bool = True) -> dict[str, str]:
-    """The text of every rules file, by its name; a site loads at most one of the files `optional/NAME`."""
+    """Returns the text of every rules file by name. A site loads at most one of the files `optional/NAME`."""
     parameters = read_parameters(settings, overrides)
     return {
         name: build_rules(path.read_text("utf-8"), parameters, name, alerts=alerts)
@@ -130,13 +132,13 @@ def build_all(settings: Alerts, overrides: Mapping[str, str], *, alerts: bool = 
 
 
 def add_parameters(parser: argparse.ArgumentParser) -> None:
-    """The options with which a site sets the parameters."""
+    """Adds the options with which a site sets parameters."""
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override a parameter")
     parser.add_argument("--config.file", dest="config", type=Path, help="take the section `alerts` of this file")
 
 
 def chosen_parameters(options: argparse.Namespace) -> tuple[Alerts, dict[str, str]]:
-    """The section `alerts` and the overrides of a site. Raises BuildError or ConfigError."""
+    """Returns a site's section `alerts` and its overrides. Raises BuildError or ConfigError."""
     if wrong := [entry for entry in options.set if "=" not in entry]:
         raise BuildError(f"--set {wrong[0]}: expected NAME=VALUE")
     return load_settings(options.config).alerts, dict(entry.split("=", 1) for entry in options.set)

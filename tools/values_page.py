@@ -1,4 +1,4 @@
-"""Writes the reference of values into the chart's README, from values.yaml and its comments."""
+"""Generates the table of values in the chart's README, from values.yaml and its comments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = 60  # characters of a default that a table can show
 
 
 def build_page() -> dict[Path, str]:
-    """The page, with its generated part new."""
+    """Returns the page with a new table."""
     text = PATH.read_text("utf-8")
     head, tail = text.split(BEGIN)[0], text.split(END)[-1]
     return {PATH: f"{head}{BEGIN}{_table()}{END}{tail}"}
@@ -44,7 +44,9 @@ def _table() -> str:
 
 
 def _keys(text: str, schema: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The path of each value that the schema names, in the order of the file, with the comments above and beside it."""
+    """Yields the path of each value that the schema contains, in the order of the file, with the comments above and
+    beside it.
+    """
     path: list[str] = []
     above: list[str] = []
     for line in text.splitlines():

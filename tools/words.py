@@ -30,7 +30,7 @@ END = r"(?=[.,;:)\"'{]|$)"
 
 
 class Rule(NamedTuple):
-    """One kind of finding. A text without any of `words` is not searched for the pattern."""
+    """A kind of finding. A text without any of `words` is not searched for the pattern."""
 
     words: tuple[str, ...]
     pattern: str
@@ -80,7 +80,7 @@ EXCEPTIONS = {
 
 
 class Finding(NamedTuple):
-    """Where a rule is broken."""
+    """A place at which a rule is broken."""
 
     line: int
     rule: str
@@ -88,7 +88,7 @@ class Finding(NamedTuple):
 
 
 def find(path: Path) -> list[Finding]:
-    """The findings of one file, in order."""
+    """Returns the findings in one file, in order."""
     source = path.read_text("utf-8")
     plain = source.replace("_", " ")
     lower = plain.lower()
@@ -114,7 +114,7 @@ def find(path: Path) -> list[Finding]:
 
 
 def _python_texts(source: str) -> Iterator[tuple[int, str]]:
-    """Yield line number and text of comments, strings and names of tests. In names, spaces replace underscores."""
+    """Yields line number and text of comments, strings and names of tests. In names, spaces replace underscores."""
     names = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in names:
@@ -125,7 +125,7 @@ def _python_texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 def list_files() -> list[Path]:
-    """Every file with text that people read."""
+    """Returns every file with text that people read."""
     found: set[Path] = set()
     for folder in FOLDERS:
         paths = (ROOT / folder).glob("*") if folder == "." else (ROOT / folder).rglob("*")

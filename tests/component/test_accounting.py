@@ -90,7 +90,7 @@ def test_names_of_other_nodes_are_no_reason_and_a_single_user_is_named(processes
     assert all(each["reasons_gpu_seconds"]["unseen"] == 0.0 for each in found["accounts"])
     notes = " ".join(found["notes"])
     assert "no node has the same name in Slurm and in the label `node`" in notes
-    assert "sacct shows runs of erin only: if PrivateData is set" in notes
+    assert "sacct shows only runs of erin: if PrivateData is set" in notes
 
 
 def test_parts_of_gpus_and_nodes_without_an_exporter_explain_the_difference(

@@ -237,7 +237,7 @@ def test_a_second_daemon_does_not_use_the_same_state_directory(
         environment=nvml_environment,
     )
     assert done.returncode == 2
-    assert "another gpu-exporter writes this state directory" in done.stderr
+    assert "another gpu-exporter uses this state directory: stop it, or set another --state.directory" in done.stderr
 
 
 def test_an_error_names_a_port_in_use(processes: Processes, nvml_environment, feeder) -> None:

@@ -74,6 +74,6 @@ def test_once_without_a_key_shows_no_user_and_gives_the_reason(
     once = run_exporter("--once", "--format=json", *flags, "--state.directory=", mode, environment=nvml_environment)
     assert users(once.stdout) == [("", "")]
     assert (
-        "gpu-exporter: warning: users and accounts are not shown: identity.user=hmac stores its key in the state directory, and there is none"
+        "gpu-exporter: warning: users and accounts are not shown: identity.user=hmac needs a state directory for its key"
         in once.stderr
     )

@@ -344,7 +344,7 @@ def gpu_exporter_on_trial_on_one_node(site: Site) -> Truth:
         site.gpu(f"n{number}", number, f"pod-{number}")
     site.add("gpu_up", job="gpu-exporter", instance="n0:9401", node="n0", uuid=uuid(0))
     holders: dict[str, Mapping[str, Hours]] = {f"ml/pod-{number}": {"held": 6, "used": 6} for number in range(4)}
-    told = r"data of gpu-exporter, which showed up to 1 GPUs, or only a part of the period: `gpu-exporter digest`"
+    told = r"data of gpu-exporter, which covers only 1 GPUs, or a part of the period: `gpu-exporter digest`"
     return Truth({"held": 24, "present": 24}, holders, (told,))
 
 

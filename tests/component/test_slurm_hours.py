@@ -362,7 +362,9 @@ def test_readings_from_cron_count_held_hours_in_one_file_and_never_idle_hours(
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = run_exporter(*flags, environment=environment)
         assert (done.returncode, out.read_bytes()) == (2, text)
-        assert "another gpu-exporter writes this state directory" in done.stderr
+        assert (
+            "another gpu-exporter uses this state directory: stop it, or set another --state.directory" in done.stderr
+        )
         os.close(lock)
 
 

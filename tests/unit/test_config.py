@@ -78,8 +78,8 @@ def test_keys_override_the_defaults(tmp_path: Path) -> None:
         (
             "alerts:\n  dcgm_idle_max_ratio: 0.02\n",
             [
-                "c.yaml:2: alerts.dcgm_idle_max_ratio: must be at most 0.01: more is work, and MIG instances have no "
-                "second witness"
+                "c.yaml:2: alerts.dcgm_idle_max_ratio: must be at most 0.01: higher activity is work, and no second "
+                "witness would show this work on a MIG instance"
             ],
         ),
         (

@@ -1,4 +1,4 @@
-"""Starts gpu-exporter with the modules beside this file, and with those that were compiled for this machine."""
+"""Starts gpu-exporter with the modules beside this file, and with the modules that were compiled for this machine."""
 
 import os
 import sys

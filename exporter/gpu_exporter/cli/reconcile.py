@@ -287,8 +287,8 @@ def _serve_telemetry(options: argparse.Namespace, telemetry: Telemetry) -> None:
 
 
 def _find_clients(options: argparse.Namespace, client: Client) -> tuple[Client, Client]:
-    """The clients for the PromQL API and for Alertmanager. Alertmanager gets the credentials only if both addresses are
-    of the same server.
+    """Returns the clients for the PromQL API and for Alertmanager. Alertmanager gets the credentials only if both
+    addresses belong to the same server.
     """
     from gpu_exporter.common.promql.client import Client
 

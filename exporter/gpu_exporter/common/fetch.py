@@ -151,8 +151,8 @@ def fetch_text(
     `context`: the TLS context, None for the system's certificate authorities. `headers`: additional headers, such as a
     token.
 
-    Raises FetchError: no answer, an HTTP error, more than `most_bytes`, or not complete within `within_s`. Its text
-    quotes nothing of an answer but a PromQL API's reason for its own errors.
+    Raises FetchError if there is no answer, for an HTTP error, for an answer above `most_bytes`, and if the answer is
+    not complete within `within_s`. Of an answer, its text quotes only the reason that a PromQL API gives for an error.
     """
     body = None if form is None else urllib.parse.urlencode(form).encode()
     sent = {**(headers or {}), **_authorization(address)}

@@ -238,8 +238,8 @@ def read_within(file: BinaryIO, path: Path | str, most: int) -> bytes:
 
 
 def _read_up_to(file: BinaryIO | gzip.GzipFile, most: int) -> bytes | None:
-    """The content; None if it is longer than `most` bytes. Reads in parts, because a single read of `most` bytes takes
-    that much memory even for a short file.
+    """Returns the content, None if it is longer than `most` bytes. Reads in parts, because one read of `most` bytes
+    would reserve that memory even for a short file.
     """
     parts: list[bytes] = []
     while part := file.read(CHUNK):

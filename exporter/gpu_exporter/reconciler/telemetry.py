@@ -144,8 +144,8 @@ class Telemetry:
         self._frozen = gauge("gpu_reconciler_frozen", "1 while a brake prevents new marks, by reason.", ["reason"])
         self._exempt = gauge(
             "gpu_reconciler_exempt",
-            "Idle GPUs and MIG instances of exempt holders, by what exempts them: the pod, its owner, its namespace, "
-            "the job, or a policy.",
+            "Idle GPUs and MIG instances of exempt holders, by the origin of the exemption: the pod, its owner, its "
+            "namespace, the job, or a policy.",
             ["source"],
         )
         self._underused = counter(
@@ -162,9 +162,9 @@ class Telemetry:
         )
         self._dropped = counter(
             "gpu_reconciler_record_dropped",
-            "Entries that the reconciler dropped because the record of decisions was full. watches: "
-            "decisions, whose outcome is now unknown. tenants: names, while their decisions still count. "
-            "acts: actions whose undo would not be seen. days: counts of whole days.",
+            "Entries that the reconciler dropped because the record of decisions was full. watches: decisions; their "
+            "outcome is now unknown. tenants: names of tenants; their decisions still count. acts: actions; an undo "
+            "by the owner is not seen. days: counts of whole days.",
             ["what"],
         )
         for what in DROPPED:

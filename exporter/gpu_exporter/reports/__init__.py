@@ -1,1 +1,1 @@
-"""Reports for people: the digest, and the table on a terminal."""
+"""Writes the reports for people: use of a period, of a job, and backtests. Shows the table of nodes on a terminal."""

@@ -62,7 +62,7 @@ ADVICE: Mapping[str, str] = {
     ),
     "logging": "log less often, and keep metrics on the GPU until then",
     "evaluation": "evaluate less often, or on fewer samples",
-    "host_to_device": "copy with non_blocking=True, and less: convert types on the GPU",
+    "host_to_device": "copy with non_blocking=True, and copy less data: convert types on the GPU",
 }
 
 OWN_PART = "; each worker must read its own part of the IterableDataset (get_worker_info)"
@@ -205,7 +205,7 @@ def propose_workers(loading: Loading) -> Workers | None:
     """Returns how many workers would make batches as fast as the loop can take them, or as fast as the CPUs allow.
 
     The number of CPUs alone is no limit, because a worker that waits for a disk or the network uses no CPU. Returns
-    None if the CPU time of a batch is unknown and the CPUs all have a worker.
+    None if the CPU time of a batch is unknown, and there are already as many workers as CPUs for them.
     """
     by_cpu_s = loading.by_cpu_s
     if loading.workers and by_cpu_s is not None and by_cpu_s >= loading.batch_s:

@@ -76,7 +76,7 @@ def test_resources_that_the_site_names_are_gpus(kubelet: Kubelet, tmp_path: Path
         KubeletSource(clock, KubeletOptions(socket=kubelet.socket, logs=tmp_path, resources=["("]), vendor=NVIDIA)
 
 
-HAMI = "its scheduler writes the chosen device into the pod's annotations, and the kubelet may report another one"
+HAMI = "its scheduler writes the chosen device into the pod's annotations, and the kubelet may report another device"
 
 
 @pytest.mark.parametrize(

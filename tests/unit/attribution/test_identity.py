@@ -253,6 +253,5 @@ def test_a_missing_key_is_a_warning() -> None:
     assert poller.warnings() == ()
     assert users(poller) == [""]
     assert poller.warnings() == (
-        "users and accounts are not shown: identity.user=hmac stores its key in the state directory, and there is "
-        "none; set --state.directory",
+        "users and accounts are not shown: identity.user=hmac needs a state directory for its key; set --state.directory",
     )

@@ -336,7 +336,7 @@ def test_a_check_that_cannot_be_made_is_named_only_if_it_was_chosen(
 
 @pytest.mark.parametrize("text", ["", "lost,", "xids", "all,lost", "Lost", "devices,lost"])
 def test_a_check_of_another_name_is_an_error_that_lists_the_names(text: str) -> None:
-    with pytest.raises(ValueError, match="name all, devices, or some of lost, xid, "):
+    with pytest.raises(ValueError, match="use all, devices, or a list of: lost, xid, "):
         parse_checks(text)
 
 

@@ -54,7 +54,7 @@ def full(given: JobReport) -> JobReport:
         (report(use("a", 0.0, 1.0), use("b", 0.0, 1.0)), "no GPU ever worked"),
         (report(use("a", 0.3, 0.5)), "shorten the pauses"),
         (report(use("a", 0.3)), "fewer or smaller GPUs"),
-        (report(*(use(node, 0.9) for node in "abc"), use("d", 0.2)), "node d was used 20%, half of the nodes 90%"),
+        (report(*(use(node, 0.9) for node in "abc"), use("d", 0.2)), "node d was used 20%, but half of the nodes 90%"),
         (report(use("a", 0.9), use("b", 0.2)), "fewer or smaller GPUs"),  # of two nodes, neither is the odd one
         # It may still load its data, or has only begun.
         (report(use("a", 0.0, 1.0, 1200.0), is_running=True), ""),

@@ -344,7 +344,9 @@ def test_written_counters_are_exact(tmp_path: Path) -> None:
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     first, second = StateFile(tmp_path, 10.0, BOOT), StateFile(tmp_path, 10.0, BOOT)
     first.acquire()
-    with pytest.raises(StateInUse, match="another gpu-exporter writes this state directory"):
+    with pytest.raises(
+        StateInUse, match="another gpu-exporter uses this state directory: stop it, or set another --state.directory"
+    ):
         second.acquire()
     first.release()
     second.acquire()

@@ -163,9 +163,9 @@ def test_the_slack_of_a_mark_sets_no_other_mark(mark: str, stage: str) -> None:
         ({"sample_age_s": -300.0}, "unknown", "the newest sample is 5 min in the future: a clock is wrong"),
         ({"start_wall": None}, "unknown", "the start of the allocation is not known"),
         ({"start_wall": NOW - 600}, "starting", "held for 10 min; it gets no mark in its first 30 min (startup grace)"),
-        ({"coverage": 0.89}, "unknown", "only 89% of the time is known; the policy requires 90%"),
-        ({"coverage": None}, "unknown", "an unknown share of the time is known; the policy requires 90%"),
-        ({"coverage": math.nan}, "unknown", "an unknown share of the time is known; the policy requires 90%"),
+        ({"coverage": 0.89}, "unknown", "only 89% of the time was observed; the policy requires 90%"),
+        ({"coverage": None}, "unknown", "an unknown part of the time was observed; the policy requires 90%"),
+        ({"coverage": math.nan}, "unknown", "an unknown part of the time was observed; the policy requires 90%"),
         ({"idle_run_s": math.nan}, "unknown", "the idle time of n1 gpu 0 is unknown: its activity is not known"),
         ({"start_wall": math.nan}, "unknown", "the start of the allocation is not known"),
         ({"sample_age_s": math.nan}, "unknown", "no sample in the last 2 min"),
@@ -320,8 +320,8 @@ def test_the_reason_for_a_holder_of_several_gpus_names_the_worst_gpu() -> None:
     def reason(*changes: dict[str, Any]) -> str:
         return judge(*(unit(gpu=str(i), uuid=f"GPU-{i}", **change) for i, change in enumerate(changes))).reason
 
-    assert reason({"coverage": 0.7}, {"coverage": 0.5}) == "only 50% of the time is known; the policy requires 90%"
-    assert reason({"coverage": 0.5}, {"coverage": None}).startswith("an unknown share of the time is known")
+    assert reason({"coverage": 0.7}, {"coverage": 0.5}) == "only 50% of the time was observed; the policy requires 90%"
+    assert reason({"coverage": 0.5}, {"coverage": None}).startswith("an unknown part of the time was observed")
     assert reason({"idle_run_s": 60.0}, {"idle_run_s": 59.0}) == "longest idle run 1 min, below 60 min"
     assert reason({"idle_run_s": 0.0}, {"idle_run_s": 59.0}) == "longest idle run 59 s, below 60 min"
     assert reason({"start_wall": NOW - 900}, {"start_wall": NOW - 600}).startswith(

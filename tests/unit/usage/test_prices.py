@@ -111,7 +111,7 @@ def test_a_given_price_without_gpus_is_named_with_the_models_that_exist() -> Non
     assert list(given(("", 2.5), (H100, 4.0)).missing(report((H100, 5.0, 4.0)))) == []
     assert list(given((L4, 4.0)).missing(report(("", 5.0, None)))) == [
         f"the price of '{L4}': no GPU has this model; the models are unknown",
-        "money of 5.0 GPU-hours of an unknown model: it has no price; add --price PRICE, or record "
+        "money for 5.0 GPU-hours of an unknown model: this model has no price; add --price PRICE, or record "
         "model:gpu_price:per_hour",
     ]
 
@@ -119,7 +119,7 @@ def test_a_given_price_without_gpus_is_named_with_the_models_that_exist() -> Non
 def test_a_model_without_a_price_is_named_with_its_hours_and_the_remedy() -> None:
     prices, _ = recorded([({"name": H100}, 4.0)])
     assert list(prices.missing(report((H100, 5.0, 4.0), (L4, 1.5, None), (L4, 2.0, None)))) == [
-        f"money of 3.5 GPU-hours of '{L4}': it has no price; add --price '{L4}=PRICE', or record "
+        f"money for 3.5 GPU-hours of '{L4}': this model has no price; add --price '{L4}=PRICE', or record "
         "model:gpu_price:per_hour"
     ]
     assert list(recorded([])[0].missing(report((L4, 5.0, None)))) == [], "a report without prices wants no money"
@@ -135,5 +135,5 @@ def test_two_prices_for_the_same_models_are_refused(
     with pytest.raises(SystemExit) as ended:
         run(["--source.prometheus=http://127.0.0.1:1", *(f"--price={each}" for each in twice)])
     assert ended.value.code == 2
-    assert f"--price: {named}: give one of them" in capsys.readouterr().err
+    assert f"--price: {named}: give only one" in capsys.readouterr().err
     refuse_twice([("", 1.0), (L4, 1.0), (H100, 1.0)])

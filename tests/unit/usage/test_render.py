@@ -115,9 +115,9 @@ def test_a_source_of_gauges_alone_confirms_nothing() -> None:
     first = "10.0 GPU-hours, 40.0 EUR were held. No source can confirm how many of them were idle."
     assert text.splitlines()[2:4] == [first, "To be investigated most: ml 4.0 GPU-hours (16.0 EUR)."]
     assert "NAME  HELD  TO INVESTIGATE  USED  BUSY %  HELD, EUR  OF THE HOURS HELD" in text
-    assert "not told apart: low, stalled, idle. The sources cannot tell these parts" in text
+    assert "not shown separately: low, stalled, idle. The sources do not report these parts" in text
     page = FORMS["html"](UsageReport(0.0, DAY_S, lines=lines), ReportView())
-    assert "no source can tell" in page and 'class="p-idle"' not in page.partition("</style>")[2]
+    assert "no source reports it" in page and 'class="p-idle"' not in page.partition("</style>")[2]
 
 
 def test_the_headline_names_capacity_that_nobody_holds_only_if_all_of_it_is_known() -> None:
@@ -162,7 +162,7 @@ def test_groups_of_two_clusters_stay_apart(by: str, names: list[str]) -> None:
 
 
 def test_the_columns_of_a_row_add_up_to_the_hours_held() -> None:
-    """Parts of few hours share a column, and hours that no source can tell apart are in it, too."""
+    """Parts of few hours share a column, and hours that no source divides into parts are in it, too."""
     lines = {
         ML: use(None, 0.0, used=1000.0, idle=400.0, starting=1.0, low=None),
         phys("ada"): GpuHours(50.0, dict.fromkeys(PARTS)),

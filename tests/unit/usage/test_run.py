@@ -94,4 +94,4 @@ def test_a_model_without_a_recorded_price_is_named(tmp_path: Path) -> None:
     server = Server([gpu(0, H100), gpu(1, L4)], [({"name": H100, "currency": "EUR"}, 3.0)])
     read = report(server, tmp_path)
     assert (read["total"]["cost"], read["currency"]) == (None, "EUR")
-    assert [text.partition(":")[0] for text in read["missing"]] == [f"money of 6.0 GPU-hours of '{L4}'"]
+    assert [text.partition(":")[0] for text in read["missing"]] == [f"money for 6.0 GPU-hours of '{L4}'"]

@@ -35,8 +35,8 @@ REMEDIES = {
 
 
 def relate(holder: Holder, owner: ProcessOwner) -> Relation:
-    """Returns whether a process of `owner` belongs to the holder ("own"), provably to another pod or job ("other"), or
-    "unknown".
+    """Returns "own" if the process belongs to the holder, "other" if it provably belongs to another pod or job,
+    otherwise "unknown". `owner`: the owner of the process.
     """
     if holder.key.scheduler == "container":
         return "own" if owner.container == holder.key.incarnation else "other" if owner.container else "unknown"

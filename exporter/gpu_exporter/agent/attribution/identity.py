@@ -135,9 +135,7 @@ class Identity:
     def _find_key(self) -> None:
         problem = ""
         if self._directory is None:
-            problem = (
-                "identity.user=hmac stores its key in the state directory, and there is none; set --state.directory"
-            )
+            problem = "identity.user=hmac needs a state directory for its key; set --state.directory"
         else:
             try:
                 self._key = load_key(self._directory)

@@ -197,10 +197,9 @@ def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]
 def find_offered(
     offers: Sequence[Grant], snapshots: Iterable[DeviceSnapshot], incomplete: str = ""
 ) -> frozenset[UnitId] | None:
-    """Returns the units that a scheduler may allocate.
-
-    Returns None if one offer is unresolved, because it may mean any unit, so that no unit is known to be free.
-    `incomplete`: why NVML and the schedulers may number the GPUs differently, "" if the numbers agree.
+    """Returns the units that a scheduler may allocate. Returns None if an offer cannot be resolved: it may mean any
+    unit, so no unit is certainly free. `incomplete`: why NVML and the schedulers may number the GPUs differently, "" if
+    the numbers agree.
     """
     finder = _Finder(snapshots, incomplete, set())
     units = [finder.find(offer)[0] for offer in offers]

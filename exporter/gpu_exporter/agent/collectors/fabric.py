@@ -30,8 +30,8 @@ GPU_FABRIC_STATUS = Family(
 )
 GPU_FABRIC_WAIT = Family(
     "gpu_fabric_not_ready_seconds",
-    "Time without a completed registration with the NVLink fabric; since the host's boot if the exporter has seen "
-    "none. Absent when completed or failed",
+    "Time without a completed registration with the NVLink fabric. Counts from the host's boot if the exporter has "
+    "never seen a completed one. Absent when completed or failed",
     source="nvmlDeviceGetGpuFabricInfoV",
     generations="boards with NVSwitches, Hopper and newer",
     plausible=SECONDS,

@@ -13,7 +13,7 @@ COLLECTORS = {
     "thermal": (True, "temperatures, their limits and margin"),
     "clocks": (True, "clocks, their maximum, performance state"),
     "throttle": (True, "time throttled, by reason"),
-    "throttle-active": (False, "present reasons of throttling"),
+    "throttle-active": (False, "current reasons for throttling"),
     "pcie": (True, "PCIe traffic and replays"),
     "pcie-link": (True, "present and maximum bandwidth of the PCIe link"),
     "nvlink": (True, "NVLink traffic"),

@@ -8,8 +8,8 @@ from gpu_exporter.common.model.metrics import Family
 
 GPU_RECOVERY_ACTION = Family(
     "gpu_recovery_action",
-    "Requested: 0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset, 5 restart IMEX, 6 bus "
-    "reset, 7 system reboot",
+    "Action that the driver requests: 0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset, 5 restart "
+    "IMEX, 6 bus reset, 7 system reboot",
     source="nvmlDeviceGetFieldValues 230",
     plausible=ACTION,
 )

@@ -24,9 +24,8 @@ LATE = timedelta(minutes=1)  # ... and two intervals: the longest time between r
 
 
 def decode_log(data: bytes) -> str:
-    """Returns the text of a log, without the marks of its parts. Drops a last character that was cut.
-
-    Raises ValueError if the text is in no encoding with a mark, and not in UTF-8.
+    """Returns the text of a log, without byte order marks. Drops an incomplete last character. Raises ValueError if the
+    text has no byte order mark and is not UTF-8, or does not fit its mark.
     """
     encoding = next((encoding for mark, encoding in MARKS if data.startswith(mark)), "utf-8")
     if encoding == "utf-8" and b"\0" in data:  # the UTF-16 of ASCII is also valid UTF-8
@@ -69,7 +68,9 @@ class LocalTimes:
         return (when - self._first + self.shift).total_seconds()
 
     def _correct(self, step: timedelta) -> timedelta:
-        """Returns the time to add to this and later local times, 0 if the clock was not set. `step`: in local time."""
+        """Returns the correction for this and all later local times; 0 if summer time did not begin or end here.
+        `step`: time since the last row, by the local clock.
+        """
         most = 2 * self._step + LATE
         if timedelta() < step <= most or self._last.hour not in HOURS_BEFORE:
             return timedelta()

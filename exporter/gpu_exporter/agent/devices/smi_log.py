@@ -104,8 +104,8 @@ def parse_smi_logs(text: str, place: str, *, is_one: bool = False) -> list[SmiLo
 
 @dataclass
 class _LogGpu:
-    """A GPU while its log is parsed. `headers`: lines with the header above its last row; `had_header`: whether the row
-    before it had one between itself and its predecessor. `dropped`: line numbers.
+    """One GPU of a log that is being parsed. `headers`: number of header lines above the GPU's last row. `had_header`:
+    there was a header between the GPU's last two rows. `dropped`: line numbers of dropped rows.
     """
 
     log: SmiLog
@@ -116,7 +116,7 @@ class _LogGpu:
     dropped: list[int] = field(default_factory=list)
 
     def agrees(self, names: Mapping[str, str]) -> bool:
-        """Whether these names may be of this GPU."""
+        """Returns whether a row with these names may belong to this GPU."""
         return all(self.log.names.get(name, text) == text for name, text in names.items())
 
 
@@ -136,7 +136,7 @@ class _LogParser:
         self._unnamed: list[int] = []  # lines that do not show their GPU
 
     def add(self, cells: Sequence[str], following: Sequence[str] | None) -> None:
-        """Adds a line. Raises SmiLogError."""
+        """Parses one line. Raises SmiLogError."""
         self._number += 1
         row = [cell.strip() for cell in cells]
         if _is_no_row(row, self._header, following):
@@ -158,7 +158,9 @@ class _LogParser:
             self._add_row(gpu, when, values)
 
     def _read_time(self, text: str) -> datetime:
-        """Converts a time. Raises ValueError. Rows of the same second are frequent, and converting one is slow."""
+        """Parses a time. Raises ValueError. Parses the seconds only once for all rows of the same second, because that
+        is slow.
+        """
         second, _, fraction = text.partition(".")
         if second != self._second[0] or not (fraction.isascii() and fraction.isdigit() and len(fraction) <= 6):
             when = datetime.strptime(text, "%Y/%m/%d %H:%M:%S.%f")
@@ -167,8 +169,8 @@ class _LogParser:
         return self._second[1].replace(microsecond=int(fraction.ljust(6, "0")))
 
     def _find(self, row: list[str], when: datetime) -> _LogGpu | None:
-        """The GPU of a row, None if it may be any of several. Raises ValueError for a second GPU that may not be
-        there.
+        """Finds the GPU of a row. None if several GPUs match. Raises ValueError if the row shows a second GPU that
+        cannot be told apart or is not allowed.
         """
         cells = tuple(row[i] for i in self._keys.values())
         gpu = self._named.get(cells)
@@ -204,7 +206,7 @@ class _LogParser:
         gpu.log.rows.append(SmiRow(t, ratio, temperature, None if clock is None else clock * 1e6, watts))
 
     def finish(self) -> list[SmiLog]:
-        """The logs. Raises SmiLogError if no GPU has two rows."""
+        """Returns the logs of all GPUs. Raises SmiLogError if no GPU has two rows."""
         for gpu in self._gpus:
             if gpu.dropped:
                 gpu.log.notes.append(

@@ -57,15 +57,15 @@ GPU_LAST_ACTIVE = Family(
     "gpu_last_active_timestamp_seconds", "Unix time of the last known activity. Absent before the first activity"
 )
 _OTHER_ACTIVITY = (
-    "Time with utilization 0 while another witness was active, by witness: the first in the order of docs/concepts.md. "
-    "Absent before the first such time"
+    "Time with utilization 0 while another witness was active. If several were active, only the first in the order of "
+    "docs/concepts.md counts. Absent before the first such time"
 )
 GPU_OTHER_ACTIVITY = Family("gpu_other_activity_seconds_total", _OTHER_ACTIVITY, ("witness",))
 MIG_OTHER_ACTIVITY = Family("gpu_mig_other_activity_seconds_total", _OTHER_ACTIVITY, ("witness",), source="GPM")
 GPU_UNATTRIBUTED_BUSY = Family(
     "gpu_unattributed_busy_seconds_total",
-    "Integral of utilization that belongs to no known holder. Together with the holders' busy time, it is the GPU's "
-    "busy time, some seconds later",
+    "Integral of utilization that belongs to no known holder. It and the holders' busy time add up to the GPU's busy "
+    "time, with a delay of seconds",
 )
 GPU_UNATTRIBUTED_ENERGY = Family("gpu_unattributed_energy_joules_total", "Energy that belongs to no known holder")
 UNIT_FAMILIES = (
@@ -303,8 +303,8 @@ TENANT_ENERGY = Family(
 )
 TENANT_UNPROVEN = Family(
     "gpu_tenant_unproven_gpu_seconds_total",
-    "GPU-seconds held with utilization 0 but no second witness (gpu_idle_witnesses), neither busy nor idle. Absent "
-    "without any",
+    "GPU-seconds held with utilization 0 but no second witness (gpu_idle_witnesses). They count neither as busy nor "
+    "as idle. Absent without such time",
 )
 TENANT_FAMILIES = (
     TENANT_HELD,
@@ -426,5 +426,5 @@ def fixed_groups() -> Iterator[tuple[str, tuple[str, ...], tuple[Family, ...]]]:
 
 
 def _list_families(prefix: str) -> tuple[Family, ...]:
-    """The families of this module whose names begin so, in their order here."""
+    """Returns the families of this module whose names start with `prefix`, in the order of their definition."""
     return tuple(each for each in globals().values() if isinstance(each, Family) and each.name.startswith(prefix))

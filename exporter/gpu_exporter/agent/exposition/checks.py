@@ -43,7 +43,7 @@ def parse_checks(text: str) -> frozenset[str] | None:
     names = frozenset(each.strip() for each in text.split(","))
     if unknown := sorted(names - CHECKS.keys()):
         known = ", ".join(CHECKS)
-        raise ValueError(f"{unknown[0]!r} is no check: name {ALL}, {DEVICES}, or some of {known}")
+        raise ValueError(f"{unknown[0]!r} is not a check: use {ALL}, {DEVICES}, or a list of: {known}")
     return names
 
 

@@ -20,7 +20,7 @@ CHECK_OF = {
     "hung": ("lost", REBOOT),
     "lost": ("lost", REBOOT),
     "stale": ("lost", REBOOT),
-    "recovery_action": ("reset", "drain, then do so"),
+    "recovery_action": ("reset", "drain the node, then do this"),
     "row_remap_failed": ("remap", "replace the board"),
     "not_ready": ("ready", "attest the GPU"),
     "nvlinks_down": ("fabric", "reset the GPU"),

@@ -14,14 +14,18 @@ IN_USE_INTERVALS = 3  # a unit that was busy within this number of sampling inte
 
 
 class UnitState(NamedTuple):
-    """The state of a GPU or MIG instance. `reason`: "" if the state needs none, or if the error of the GPU is it."""
+    """The state of a GPU or MIG instance. `reason`: "" if the state needs no reason, or if the GPU's error is the
+    reason.
+    """
 
     state: str
     reason: str = ""
 
 
 def judge_unit(gpu: GpuView, view: View, unit: UnitId, held: Collection[UnitId]) -> UnitState:
-    """Returns the state of a unit, `held` for a unit in `held`: each of its allocations has its own state."""
+    """Returns the state of a unit. `held`: units with a holder. They get the state `held`, because each allocation has
+    its own state.
+    """
     snapshot = gpu.snapshot
     if snapshot.away:
         return UnitState("away")

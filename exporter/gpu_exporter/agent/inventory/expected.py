@@ -64,7 +64,9 @@ class ExpectedDevices:
         except UnusableList as exc:
             if str(exc) != self._problem:
                 effect = (
-                    "a GPU that is missing now is not reported" if self._stamp is None else "the known list remains"
+                    "a GPU that is missing at this start is not reported"
+                    if self._stamp is None
+                    else "the exporter continues with the list that it read before"
                 )
                 log.warning("%s; %s", exc, effect)
             self._problem = str(exc)

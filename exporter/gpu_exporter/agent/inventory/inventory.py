@@ -116,9 +116,8 @@ class Inventory(NamedTuple):
         return entries
 
     def _list_denied(self, found: Collection[str], denied: Collection[int]) -> set[str]:
-        """Returns the UUIDs of known GPUs that may be at the denied positions: they are on the bus, if it can be read.
-
-        The positions decide only between several such GPUs, because another GPU may have got a position since.
+        """Returns the UUIDs of known GPUs that may be at the denied positions. If the bus can be read, only GPUs on the
+        bus count. If there are more such GPUs than positions, the GPUs that had these positions before are preferred.
         """
         there = {function.address for function in self.functions}
         absent = [each for each in self.devices if each.uuid not in found and (not there or each.pci_bus_id in there)]

@@ -195,9 +195,8 @@ class Ledger:
         return Ring(self.rules.history_s, self.rules.bucket_s)
 
     def _end_runs(self, unit: UnitId, record: UnitRecord, active: Span) -> None:
-        """Records new activity of a unit, and ends the idle runs of its holders.
-
-        Late reports count, as does activity before the exporter's start or in a time that is charged to no holder.
+        """Records new activity of a unit, and ends the idle runs of its holders. Activity before the exporter's start
+        counts too, and activity in a time that is charged to no holder. A late report counts as well.
         """
         active_until, account = active.end, record.account
         if account.last_active is None or active_until >= account.last_active:
@@ -378,13 +377,15 @@ class Ledger:
         return found
 
     def _held_since(self, unit: UnitId, account: HolderAccount) -> float:
-        """Returns until when a holder, or the last of the holders that began after it left, had the unit."""
+        """Returns when the time of this holder on the unit ended. If other holders began after that, returns when the
+        last of their times ended.
+        """
         held = [holding.account for (other, _), holding in self.holdings.items() if other == unit]
         after = [other for other in held if other.held_s > 0.0 and other.began >= account.confirmed - EDGE_S]
         return max([account.confirmed, *(other.confirmed for other in after)])
 
     def _list_held(self, unit: UnitId) -> list[float]:
-        """Returns until when each holder had the unit. A holder without time takes none from another."""
+        """Returns for each holder when its time on the unit ended. Omits holders without any time on it."""
         held = [holding.account for (other, _), holding in self.holdings.items() if other == unit]
         until = [account.confirmed for account in held if account.held_s > 0.0]
         return [*until, self._forgotten.get(unit, -math.inf)]

@@ -89,7 +89,10 @@ class StateFile:
         try:
             self._lock = lock_kept(self._lock_path)
         except BlockingIOError as exc:
-            raise StateInUse(f"{self._lock_path}: another gpu-exporter writes this state directory") from exc
+            raise StateInUse(
+                f"{self._lock_path}: another gpu-exporter uses this state directory: stop it, or set "
+                "another --state.directory"
+            ) from exc
 
     def release(self) -> None:
         if self._lock is not None:

@@ -40,7 +40,7 @@ class Condition(NamedTuple):
     text: str
 
     def say_of(self, label: str) -> str:
-        """Returns the text with the name of the GPU."""
+        """Returns the text, preceded by the name of the GPU."""
         return f"gpu {label}{' ' if self.name == RECOVERY else ': '}{self.text}"
 
 

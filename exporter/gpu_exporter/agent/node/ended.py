@@ -1,8 +1,9 @@
-"""Records the last values of jobs that have ended: one line of JSON for each run, readable by the job's user.
+"""Writes a record of each ended job: its last values as one line of JSON, which the job's user may read.
 
-The series of a job end with its last scrape, and a job of seconds has none. A line has the form of `allocations` on the
-status page. Each user has one file, with an access control list: the owner of a file may grant access without a
-privilege (acl(5)). Without access control lists on the file system, only the exporter's user reads it.
+The series of a job end with the last scrape, and a job of a few seconds may have none. A line has the format of
+`allocations` on the status page. Each user has one file. An access control list lets the user read it, because the
+owner of a file can grant access without a privilege (acl(5)). On a file system without access control lists, only the
+exporter's user can read it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SEARCHABLE = 0o711  # others may open the file that they know, and list nothing
 
 
 class EndedRun(NamedTuple):
-    """The line of one run. `uid`: the job's user, "" if unknown."""
+    """The record of one run. `uid`: the job's user, "" if unknown."""
 
     uid: str
     line: str
@@ -42,7 +43,9 @@ class EndedRun(NamedTuple):
 
 @dataclass(slots=True)
 class _Ending:
-    """The last data of one holder on one unit. `memory_max`: the highest use of a poll, None for a shared unit."""
+    """The last values of one holder on one unit. `memory_max`: the most memory in use at any poll, None for a shared
+    unit.
+    """
 
     allocation: Allocation
     account: HolderAccount
@@ -51,7 +54,7 @@ class _Ending:
 
 
 class EndedJobs:
-    """Follows the jobs of Slurm until their last readings are booked. Not thread-safe."""
+    """Follows Slurm's jobs until the ledger has booked their last readings. Not thread-safe."""
 
     def __init__(self) -> None:
         self._last: dict[AllocationId, _Ending] = {}
@@ -65,7 +68,7 @@ class EndedJobs:
         now: float,
         wall: float,
     ) -> None:
-        """Takes the holders of a poll (`entries`), and ends those that the ledger no longer charges."""
+        """Updates the jobs from the holders of a poll (`entries`). Ends the jobs that the ledger no longer charges."""
         for entry in entries:
             unit, holder = entry.allocation.unit, entry.allocation.holder
             found = ledger.holdings.get((unit, holder.key))
@@ -92,7 +95,9 @@ class EndedJobs:
             self._done.append(EndedRun(units[0].allocation.holder.uid, line))
 
     def take(self, ledger: Ledger, now: float, wall: float, *, at_once: bool) -> list[EndedRun]:
-        """Returns the runs that ended since the last call. `at_once`: also those whose late readings may still come."""
+        """Returns the runs that ended since the last call. `at_once`: includes runs for which late readings may still
+        arrive.
+        """
         if at_once:
             self._end(ledger, now, wall, at_once=True)
         taken = list(self._done)
@@ -101,7 +106,7 @@ class EndedJobs:
 
 
 def _look(last: _Ending, snapshot: DeviceSnapshot) -> None:
-    """Takes the memory in use, and what the unit is."""
+    """Updates name, memory in use and total memory of the unit from a snapshot."""
     unit, facts, identity = last.allocation.unit, snapshot.facts, snapshot.identity
     last.about = {"gpu": identity.index, "name": identity.name}
     used, total = facts.memory_used_bytes, facts.memory_total_bytes
@@ -116,7 +121,7 @@ def _look(last: _Ending, snapshot: DeviceSnapshot) -> None:
 
 
 def _describe(last: _Ending) -> dict[str, Any]:
-    """The allocation as on the status page."""
+    """Returns the allocation in the format of the status page."""
     unit, holder, account = last.allocation.unit, last.allocation.holder, last.account
     names = ("job_id", "array_job_id", "array_task_id", "het_job_id", "het_job_offset", "account", "partition", "qos")
     sums = ("held", "observed", "busy", "idle", "stalled")

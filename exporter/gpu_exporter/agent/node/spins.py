@@ -58,7 +58,7 @@ class NodeSpins:
             self._follow((UnitId(snapshot.identity.uuid), key), watch, snapshot.monotonic)
 
     def hear(self, holder_id: AllocationId, progress: HostProgress) -> None:
-        """Receives a holder's activity on its host, outside its GPUs."""
+        """Takes a holder's activity on its host, outside its GPUs."""
         if (watch := self.boards.hear(*holder_id, progress)) is not None:
             self._follow(holder_id, watch, progress.end)
 

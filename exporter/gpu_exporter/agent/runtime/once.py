@@ -125,7 +125,7 @@ def run_once(
 ) -> int:
     """Prints or writes one output. Returns the exit code.
 
-    `checks`: only these checks of GPUs set the exit code; None for all, and the sources of holders.
+    `checks`: only these checks of GPUs set the exit code. None: all checks and the sources of holders set it.
     """
     if socket_path is not None:
         try:
@@ -169,8 +169,10 @@ def run_once(
 
 
 class Conclusion(NamedTuple):
-    """How complete a view is. `health`: as of judge_health, of devices alone if checks were chosen. `reason`: why no
-    GPU answers. `gaps`: the missing parts. `unchecked`: checks that could not be made.
+    """The result of a view for the exit code.
+
+    - `health`: as from judge_health; only of the GPUs if checks were chosen. `reason`: why no GPU answers.
+    - `gaps`: texts about missing parts. `unchecked`: checks that could not be made.
     """
 
     health: str
@@ -182,8 +184,8 @@ class Conclusion(NamedTuple):
 
 
 def _read_conclusion(status: str, *, devices_only: bool) -> Conclusion | None:
-    """Reads the JSON status of a running exporter. Returns None, and prints a message, if it has another version, or
-    if it answers with an old picture.
+    """Reads the JSON status of a running exporter. Prints a message and returns None if the exporter has another
+    version, or has published nothing for a while.
     """
     try:
         data = json.loads(status)

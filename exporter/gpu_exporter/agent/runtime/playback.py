@@ -1,4 +1,4 @@
-"""Judges a recording as the exporter would have judged its GPUs, without waiting for its time to pass."""
+"""Judges a recording as the exporter would have judged the GPUs, but without waiting in real time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError
 
 
 class PlayedUnit(NamedTuple):
-    """A GPU of this model, or a MIG instance of it (`mig`, `profile`)."""
+    """A GPU, or a MIG instance (`mig`, `profile`) of it. `model`: the name of the GPU."""
 
     uuid: str
     model: str
@@ -33,10 +33,8 @@ class PlayedUnit(NamedTuple):
 
 
 class Playback(NamedTuple):
-    """The activity of all units of a recording from `start` to `end`, in Unix seconds. Time outside the spans is
-    unknown.
-
-    `notes`: GPUs that could not be read, as texts for people.
+    """The activity of all units of a recording, from `start` to `end` (Unix seconds). Time outside the spans is
+    unknown. `notes`: texts about GPUs that could not be read.
     """
 
     start: float
@@ -90,7 +88,7 @@ def _describe(path: Path, position: int, error: Exception) -> str:
 
 
 def _add(found: defaultdict[PlayedUnit, list[Span]], snapshot: DeviceSnapshot, to_wall: float) -> None:
-    """Adds the spans of the MIG instances of a GPU, or else of the GPU."""
+    """Adds the spans of the GPU's MIG instances. Without instances, adds the spans of the GPU."""
     uuid, model = str(snapshot.identity.uuid), str(snapshot.identity.name)
     parts = [(PlayedUnit(uuid, model, each.mig, each.profile), each.activity) for each in snapshot.instances]
     for unit, activity in parts or [(PlayedUnit(uuid, model), snapshot.activity)]:

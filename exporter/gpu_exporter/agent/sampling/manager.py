@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 SOON_S = 0.1
 CHECK_S = 5.0  # how often to check for an absent driver, new GPUs and the bus
 RELEASE_S = 1.5  # how long all loops together may take to end, so that the driver is free within two seconds
-STILL_HANGS = "a call to the driver hangs since before its release"
+STILL_HANGS = "a driver call that began before the release still hangs"
 EVENTS_END_S = 0.4  # a little longer than the events' loop waits inside one driver call
 
 

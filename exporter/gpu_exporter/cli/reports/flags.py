@@ -1,4 +1,4 @@
-"""The flags that the commands about a period share: groups, form, and delivery."""
+"""The flags that several reports share: grouping, period, prices, and delivery."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add_period(parser: Parser, since: str) -> None:
 
 
 def add_prices(parser: Parser) -> None:
-    """Adds the flags for prices, and for the engine activity that is zero."""
+    """Adds the flags for prices, and for the engine activity that counts as zero."""
     parser.flag(
         "--price",
         dest="prices",
@@ -115,7 +115,7 @@ def add_delivery(parser: Parser) -> None:
 
 
 def read_mail(parser: Parser, options: argparse.Namespace) -> Mail | None:
-    """The route of the mail, None without one. Ends the process if it is incomplete."""
+    """Returns the route of the mail, None if no mail is requested. Ends the process if the route is incomplete."""
     given = [options.mail_smtp, options.mail_from, options.mail_to]
     if not any(given):
         return None
@@ -136,7 +136,9 @@ def _positive(text: str) -> int:
 def build_wish(
     parser: Parser, options: argparse.Namespace, alerts: Alerts, *, has_trend: bool = False
 ) -> tuple[Client, Wish]:
-    """The access to the server of a history, and what is asked of it. Ends the process if flags are invalid."""
+    """Builds the client for the server with the history, and the request for a report. Ends the process if flags are
+    invalid.
+    """
     from gpu_exporter.common.clock import SYSTEM_CLOCK
     from gpu_exporter.reports.history.kept import Folder
     from gpu_exporter.reports.usage.prices import refuse_twice

@@ -1,4 +1,4 @@
-"""`gpu-exporter job`: reports what the GPUs of one job or pod did, while it runs or after its end."""
+"""`gpu-exporter job`: reports the use of one job's or pod's GPUs, while it runs or after its end."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def build_parser() -> Parser:
         "--against",
         choices=("sacct",),
         metavar="SOURCE",
-        help="sacct: compare the hours held of each Slurm account with sacct on this host, and name the reasons of the "
-        "difference; the formats are text and json",
+        help="sacct: compare the hours held of each Slurm account with sacct on this host, and show the reasons for "
+        "the difference; the formats are text and json",
     )
     add_general(parser)
     return parser

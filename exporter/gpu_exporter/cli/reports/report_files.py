@@ -35,9 +35,8 @@ CANNOT = {
 
 
 class FileTimes:
-    """The time of all GPUs of all files.
-
-    `failures`: files that cannot be read. `notes`: data of other files that is left out. Both as texts for people.
+    """Collects the time of all GPUs in all files. `failures`: texts about unreadable files. `notes`: texts about
+    omitted data.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -100,14 +99,14 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _unit(path: Path, log: SmiLog) -> Unit:
-    """The GPU of a log. Other columns than its UUID distinguish GPUs only within one node, so within one file."""
+    """Identifies the GPU of a log. Without a UUID, its other columns identify the GPU only within this file."""
     names = log.names
     place = names.get("index") or names.get("pci.bus_id") or names.get("serial") or ""
     return Unit("", "", names.get("uuid") or f"{path} {place}".rstrip(), model=names.get("name", ""))
 
 
 def _stretch(span: Span) -> Stretch:
-    """As the ledger counts it: the zero of a single witness proves nothing."""
+    """Converts a span by the ledger's rule: a zero that only one witness shows proves nothing."""
     if span.ratio or span.other:
         return Stretch(span.start, span.end, span.ratio)
     return Stretch(span.start, span.end, 0.0, IDLE if span.witnesses >= WITNESSES_MIN else UNPROVEN)

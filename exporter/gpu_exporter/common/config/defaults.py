@@ -14,7 +14,7 @@ class Sampling(NamedTuple):
     interval: float = 1.0
     """seconds; NVML utilization covers 1/6 to 1 s (nvmlUtilization_t), a longer interval misses time; at least 200ms"""
     interval_max: float = 5.0
-    """seconds; longest interval, used if the driver buffers all samples in between: rings of some 16 s, or sums"""
+    """seconds; longest interval; used if the driver keeps all samples in between (rings of some 16 s, or sums)"""
     deadline: float = 2.0
     """seconds; a device cycle that takes longer counts as hung; healthy cycles take milliseconds"""
     withhold_after_intervals: int = 3
@@ -97,7 +97,7 @@ class Diagnosis(NamedTuple):
     low_mean: float = 0.5
     """a mean utilization at or below this is low (ICSE'24 study of underused jobs)"""
     throttled_share: float = 0.1
-    """share of the window in thermal, brake or slowdown throttling from which the state is throttled"""
+    """the state is throttled if thermal, brake or slowdown throttling lasts for this share of the window"""
     without: str = ""
     """causes that the exporter does not look for, e.g. interactive; stalls disables all detection of stalls"""
 
@@ -243,7 +243,7 @@ class Alerts(NamedTuple):
     dcgm: str = 'job=~".*dcgm.*"'
     """matchers of dcgm-exporter's series, for alerts/rules/optional/source-dcgm.yaml"""
     dcgm_idle_max_ratio: float = 0.001
-    """source-dcgm: engine activity up to this is noise; as in ledger.gpm_idle_max_ratio; gpu-pruner takes 0.01"""
+    """source-dcgm: engine activity up to this is noise, as with ledger.gpm_idle_max_ratio; gpu-pruner uses 0.01"""
     nvidia_smi: str = 'job=~".*nvidia.*"'
     """matchers of nvidia_gpu_exporter's series, for alerts/rules/optional/source-nvidia-smi.yaml"""
     source_window: float = 43200.0

@@ -75,7 +75,10 @@ PATTERNS = {  # settings that are texts: their format, and its description for e
 MAY_BE_ZERO = frozenset(("policy.host_delay_max", "actions.host_work_max"))
 MOST = {  # upper limits of numbers, with the reason
     "actions.hour_max": (16, "the journal keeps this many actions"),
-    "alerts.dcgm_idle_max_ratio": (0.01, "more is work, and MIG instances have no second witness"),
+    "alerts.dcgm_idle_max_ratio": (
+        0.01,
+        "higher activity is work, and no second witness would show this work on a MIG instance",
+    ),
 }
 LEAST = {  # lower limits of durations in seconds, with the reason
     "sampling.interval": (0.2, "GPM compares two moments over 100 ms apart; otherwise every second cycle is unknown"),

@@ -1,6 +1,7 @@
-"""The table of GPUs, which the exporter prints and `top` shows for several nodes: one row, and the join that makes all.
+"""Makes the table of GPUs, which the exporter prints, and which `top` shows for several nodes.
 
-Each fact is once in the status: with its GPU, MIG instance or allocation. The join repeats what a row needs.
+The JSON status contains each fact once: with its GPU, MIG instance or allocation. A row repeats the facts that it
+needs.
 """
 
 from __future__ import annotations
@@ -107,10 +108,11 @@ class Row(NamedTuple):
 
 
 def join_rows(status: Json) -> Iterator[Row]:
-    """Yields a row for each allocation of a status (docs/status.schema.json), and for each unit without a holder.
+    """Yields a row for each allocation of a status (docs/status.schema.json), and for each unit without a holder. Rows
+    are in the order of the GPUs. The rows of MIG instances follow the row of their board.
 
-    Rows are in the order of the GPUs; those of MIG instances follow the row of their board. Only the first row of a
-    holder has an advice. Values keep the types of the status; a malformed status raises various exceptions.
+    Only the first row of a holder contains the advice. Values keep the types of the status. A malformed status raises
+    various exceptions.
     """
     held: dict[tuple[str, str], list[Json]] = {}
     for allocation in status["allocations"]:
@@ -156,9 +158,9 @@ def _join_row(wall: float, gpu: Json, instance: Json | None, held: Json | None) 
 
 
 def _judge(gpu: Json, unit: Json, held: Json | None) -> tuple[str, str, str, str]:
-    """Returns state, reason, cause and advice: those of the GPU while it does not answer, else of holder or unit.
-
-    The cause is the most certain one with its confidence; `unknown` if the state needs one and none can be found.
+    """Returns state, reason, cause and advice of a row: those of the GPU if it does not answer, otherwise those of the
+    holder or unit. The cause is the most certain one with its confidence. If the state needs a cause and none is found,
+    the cause is `unknown`.
     """
     if not gpu["up"]:
         return gpu["state"], gpu["reason"] or gpu["error"], "", gpu["advice"]

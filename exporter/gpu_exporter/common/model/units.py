@@ -59,7 +59,9 @@ class DeviceIdentity(NamedTuple):
 
     @property
     def told_apart(self) -> DeviceIdentity:
-        """The same identity with the PCI address in its UUID, for GPUs of a host that report one UUID."""
+        """The same identity with the PCI address added to the UUID, for several GPUs of a host that report the same
+        UUID.
+        """
         own = self.uuid.partition(TWIN)[0]
         return self._replace(uuid=f"{own}{TWIN}{normalize_pci(self.pci_bus_id) or self.index}")
 

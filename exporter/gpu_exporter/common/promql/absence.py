@@ -116,7 +116,7 @@ def moments_of(selector: str, by: str = "") -> str:
 
 
 def moment(wall: float) -> str:
-    """UTC to the minute."""
+    """Formats a time in UTC, to the minute."""
     return utc(wall).strftime("%Y-%m-%d %H:%MZ")
 
 
@@ -234,15 +234,17 @@ def _young(ask: Ask, matcher: str, wall: float, needed_s: float) -> Absence | No
 
 
 def _had_series(matcher: str, past: str) -> str:
-    """PromQL: targets whose exporter had series in `past` or in the last minutes (the steps of `past` may miss
-    these).
+    """Returns PromQL for the targets whose exporter had series in `past`, or in the last minutes, which the steps of
+    `past` may miss.
     """
     over = (f"group by (job, instance) (max_over_time({BUILD}{{{matcher}}}[{each}]))" for each in (PASTS[0], past))
     return f"({' or '.join(over)})"
 
 
 def _other_labels(ask: Ask, matcher: str, series: str) -> list[str]:
-    """The existing combinations of values of the labels in the user's matcher; empty if it has no label."""
+    """Lists the combinations of values that exist for the labels in the user's matcher. Empty if the matcher has no
+    label.
+    """
     labels = list(dict.fromkeys(match[1] for match in LABELS.finditer(matcher)))
     if not labels:
         return []

@@ -87,8 +87,8 @@ class Credentials:
         return headers
 
     def tenant(self) -> list[str]:
-        """What may choose the tenant of a server: headers, user and file of the token. A token itself may change while
-        the tenant stays. Secret, as headers are. Raises ValueError.
+        """Returns the texts that may select a server's tenant: headers, user, and path of the token file. The token
+        itself may change without a change of the tenant. Secret, because headers are. Raises ValueError.
         """
         headers = sorted((name.lower(), value) for name, value in self._read_headers().items())
         token = "" if self._token is None else str(self._token.absolute())
@@ -161,7 +161,9 @@ class Client:
         self._context = _build(*self._files)
 
     def tenant(self, address: Address) -> str:
-        """A digest of all that may choose which data this server shows to this client. Raises ValueError."""
+        """Returns a digest of everything that may select the data which the server shows to this client. Raises
+        ValueError.
+        """
         cert = "" if self._cert is None else str(self._cert.absolute())
         user = address.login.partition(":")[0]
         texts = [cert, user, address.query, *self._credentials.tenant()]

@@ -89,8 +89,6 @@ def propose_threads(case: CauseCase) -> str:
 
 
 def bound_gain(case: CauseCase) -> str:
-    """Returns the largest possible gain of a remedy, as text; "" at very low utilization, where this limit means
-    nothing.
-    """
+    """Returns the upper limit of the gain, as text. "" at very low utilization, where this limit means nothing."""
     mean = case.mean or 0.0
     return f"at most {1.0 / mean:.1f} times, because the GPU is at {mean:.0%}" if mean >= GAIN_MIN else ""

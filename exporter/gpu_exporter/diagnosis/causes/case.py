@@ -84,7 +84,7 @@ class CauseCase(NamedTuple):
 
     @property
     def seen(self) -> Sequence[ProcessEvidence]:
-        """The processes in the recent looks."""
+        """The processes that the recent looks have shown."""
         return [each.processes for each in self.recent if each.processes is not None]
 
     def average(self, read: Callable[[HostEvidence], float | None]) -> float | None:
@@ -143,7 +143,7 @@ class Needs(NamedTuple):
 
 HOST = Needs("the holder's cgroup: mount /sys/fs/cgroup (--path.cgroup)")
 PROCESSES = Needs("the host's processes: hostPID, or the host's /proc (--path.procfs)")
-MORE = Needs("more looks at its host: a few minutes, or longer on a crowded node")
+MORE = Needs("more readings of its host, which take a few minutes, or longer on a crowded node")
 
 
 def need(case: CauseCase) -> Needs:

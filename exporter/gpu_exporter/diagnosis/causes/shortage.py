@@ -46,7 +46,9 @@ class Cpus(NamedTuple):
 
 
 def find_cpus(case: CauseCase) -> Cpus | None:
-    """Counts a holder's CPUs. None if its use is unknown, or both its limit and the host's use."""
+    """Counts a holder's CPUs. None if the holder's use is unknown. None too if the host's use is unknown and the holder
+    has no limit.
+    """
     if not case.recent:
         return None
     used, limit = case.average(lambda each: each.cores), case.limit

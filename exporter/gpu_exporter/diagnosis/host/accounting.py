@@ -160,9 +160,8 @@ def _read_cpu(cgroups: Cgroups, place: PurePosixPath) -> CpuCounters | None:
 def _find_memory(
     files: CgroupFiles, places: Sequence[PurePosixPath]
 ) -> tuple[PurePosixPath, float | None, float | None]:
-    """Looks only at cgroups that hold most of the holder's memory. Returns the innermost of them.
-
-    Also returns memory in use and limit (bytes) of the cgroup that is nearest to its limit. This may be another cgroup.
+    """Considers only cgroups that hold most of the holder's memory. Returns the innermost one. Also returns memory in
+    use and limit (bytes) of the one that is nearest to its limit, which may be another cgroup.
     """
     names = ("memory.current", "memory.max", "memory.high") if files.is_v2 else V1_MEMORY  # both make tasks wait
     used = {place: number(files.text(MEMORY, place, names[0])) for place in places}

@@ -154,9 +154,7 @@ class Acts:
         try:
             self._journal.note_used(used)
         except MarkError as exc:  # the next cycle tries again
-            log.warning(
-                "cannot write to the journal that waiting pods and jobs have GPUs now: %s; the next cycle retries", exc
-            )
+            log.warning("cannot update the pools of earlier actions in the journal: %s; the next cycle retries", exc)
         else:
             self.entries = entries
 

@@ -87,11 +87,12 @@ class FreedGpus:
                     del self._freed[key]
 
     def wanted(self, by_holder: Sequence[Mapping[str, float]], gpus: int) -> dict[str, float]:
-        """Returns the GPUs that others still wait for, by pool, without the GPUs already taken back.
+        """Returns by pool how many GPUs others wait for. `by_holder`: for each holder, this number by pool. `gpus`: the
+        GPUs that the action would take back.
 
-        `by_holder`: for each holder, the GPUs that others wait for, by pool. `gpus`: the GPUs of these holders. Omits a
-        pool that is missing for one of the holders, and a pool with fewer than `gpus`: a waiting pod or job must not
-        cost others more GPUs than it needs.
+        Omits a pool that is missing for one of the holders. Also omits a pool if fewer than `gpus` GPUs are still
+        wanted after GPUs that were already taken back are subtracted. So a waiting pod or job never costs others more
+        GPUs than it needs.
         """
         pools = set(by_holder[0]).intersection(*by_holder[1:]) if by_holder else set()
         found: dict[str, float] = {}
@@ -102,7 +103,9 @@ class FreedGpus:
         return found
 
     def _taken(self, pool: str, waiting: float) -> float:
-        """The GPUs of this pool that count as taken back. If the demand has risen again, served GPUs count again."""
+        """Returns how many GPUs of this pool count as taken back. If the demand has risen again, GPUs that had served
+        it count again.
+        """
         freed = [each for (_, of), each in self._freed.items() if of == pool]
         served = [each for each in freed if each.is_done and each.served]
         fell = sum(each.served for each in served)

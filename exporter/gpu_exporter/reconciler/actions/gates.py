@@ -37,7 +37,7 @@ class Gates:
         wall, needed_s = self._clock.wall(), self._settings.warned_for
         for decision in proposal.decisions:
             if decision.name not in warnings:
-                raise Refused("not_warned", f"Alertmanager sends nobody an alert about {decision.title}")
+                raise Refused("not_warned", f"Alertmanager sends no receiver an alert about {decision.title}")
             since_wall = warnings[decision.name].since_wall
             if since_wall < (decision.start_wall or 0.0):
                 why = f"the alert is older than {decision.title}, so it warned an earlier holder of this name"
@@ -115,7 +115,7 @@ class Gates:
         for part in target.beside:
             if wall - part.start_wall < KNOWN_MIN * idle_s:  # the series may be those of an earlier pod with its name
                 age = f"is younger than {KNOWN_MIN:.0%} of the idle time, so its work in that time is not known"
-                raise Refused("beside", f"{part.name}, a pod without GPUs that the action would end too, {age}")
+                raise Refused("beside", f"{part.name} has no GPU, and the action would end it too, but it {age}")
             work = rest.get(part.name.name, NOT_KNOWN)
             if work.cpu is None or work.io_bytes_per_s is None:
                 raise Refused("beside", f"{part.name} has no GPU, and its activity in the idle time is not known")
@@ -131,7 +131,7 @@ class Gates:
         for part in target.ends:
             if part.grace_s > most_s:
                 grace = format_duration(part.grace_s) if math.isfinite(part.grace_s) else "an unknown time"
-                why = f"{part.name} may run for {grace} after it was told to end, but actions.grace_max allows"
+                why = f"{part.name} may run for {grace} after the request to end, but actions.grace_max allows"
                 raise Refused("grace", f"{why} {format_duration(most_s)}")
 
     def object_to_age(self, fresh: Mapping[HolderName, Decision]) -> None:

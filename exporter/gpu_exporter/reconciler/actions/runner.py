@@ -237,9 +237,6 @@ def _require_demand(proposal: Proposal, proven: Proven, freed: FreedGpus) -> Map
     waiting = [proven.demand.get(decision.name, {}) for decision in proposal.decisions]
     wanted = freed.wanted(waiting, proposal.gpus)
     if not wanted:
-        why = (
-            f"others wait for fewer GPUs than its {proposal.gpus}, after the GPUs that the reconciler has "
-            "already taken back"
-        )
+        why = f"others wait for fewer GPUs than its {proposal.gpus}; GPUs that were already taken back are subtracted"
         raise Refused("no_demand", why)
     return wanted

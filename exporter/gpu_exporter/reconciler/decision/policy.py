@@ -302,8 +302,8 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
     coverage = [_number(unit.coverage) for unit in units]
     least = policy.coverage_min - COVERAGE_SLACK * bool(holder.mark)
     if not all(share >= least for share in coverage):
-        known = "an unknown share" if any(map(math.isnan, coverage)) else f"only {min(coverage):.0%}"
-        return "unknown", f"{known} of the time is known; the policy requires {policy.coverage_min:.0%}"
+        known = "an unknown part" if any(map(math.isnan, coverage)) else f"only {min(coverage):.0%}"
+        return "unknown", f"{known} of the time was observed; the policy requires {policy.coverage_min:.0%}"
     if holder.held is None:
         return "unknown", "the number of GPUs of the holder is unknown"
     if len(units) != holder.held:

@@ -1,7 +1,8 @@
-"""Finds where the GPUs that have been idle for long enough go: marked, acted or spared. Pure.
+"""Finds out whether GPUs that have been idle for long enough are marked, are being taken back, or stay with their
+holder. Pure.
 
-Every such holder passes here, so no tenant keeps idle GPUs without a count. A new reason to keep GPUs needs no entry
-here: the decision, the refused mark or the skipped action names it.
+Every holder with such GPUs is counted, so no tenant keeps idle GPUs unnoticed. A new reason to keep GPUs needs no entry
+here, because the reason comes from the decision, the refused mark or the skipped action.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ UNEXPLAINED = "unexplained"  # no part of the reconciler gave a reason, which is
 
 
 class IdleExit(NamedTuple):
-    """The exit of the GPUs of one holder. `way`: one of EXITS. `reason`: the reason in one word; "" for `marked`."""
+    """The outcome for the idle GPUs of one holder. `way`: one of EXITS. `reason`: in one word; "" for `marked`."""
 
     decision: Decision
     way: str
@@ -30,7 +31,7 @@ class IdleExit(NamedTuple):
 def find_exits(
     decisions: Iterable[Decision], marks: Mapping[HolderName, str], reasons: Mapping[HolderName, str]
 ) -> list[IdleExit]:
-    """Returns the exit of every holder whose GPUs have been idle for long enough.
+    """Returns the outcome for every holder whose GPUs have been idle for long enough.
 
     `marks`: the stage of every mark that exists after the cycle; in a dry run, of every mark that would exist.
     `reasons`: by holder, why this cycle did not set its mark, or did not act on it.

@@ -413,7 +413,7 @@ def refuse_renamed(labels: Iterable[str], where: str) -> None:
 
 ON_GOOGLE = "; on Google's managed Prometheus, use the chart's preset google-managed-prometheus"
 ENFORCED = (
-    "the series gpu_up have the label `namespace`, which may also be wrong on the series of holders. The "
+    "the series gpu_up have the label `namespace`, so this label may be wrong on the series of holders too. The "
     "reconciler makes no decisions. Drop the label of the targets (see alerts/prometheus.example.yaml), and "
     "do not set enforcedNamespaceLabel" + ON_GOOGLE
 )

@@ -1,9 +1,12 @@
-"""Compares the monitors and rules of gpu-exporter with the selectors of the Prometheus operator's servers.
+"""Compares the monitors and rules of gpu-exporter with the selectors of the Prometheus operator's servers. Writes
+nothing.
 
-Fields of the operator's API (monitoring.coreos.com): each server has, for each kind of object, a selector of labels and
-one of namespaces. A selector of labels that is not set selects nothing, an empty one selects all. A selector of
-namespaces that is not set selects the server's own namespace. Reading these objects needs an administrator's kubeconfig
-or the account of `helm test`; the reconciler's service account has no right to them. Writes nothing.
+In the operator's API (monitoring.coreos.com), a server has two selectors for each kind of object: one for the object's
+labels, and one for its namespace. A missing label selector selects nothing, an empty one selects all. A missing
+namespace selector selects only the server's own namespace.
+
+Reading these objects needs an administrator's kubeconfig, or the account of `helm test`. The reconciler's own service
+account may not read them.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ OBJECTS_MAX = 100  # monitors and rules that are compared
 
 
 class MonitorKind(NamedTuple):
-    """A kind of object. `field`: start of the names of its selectors. `value`: the part of the chart that sets its
-    labels and its namespace. `servers`: the kinds of servers that read it.
+    """A kind of object. `field`: prefix of the server fields with its selectors. `value`: key of the chart's values
+    with its labels and namespace. `servers`: kinds of servers that read it.
     """
 
     plural: str
@@ -54,9 +57,11 @@ FIELDS = [f"{kind.field}{part}" for kind in KINDS.values() for part in ("Selecto
 
 
 class Selection(NamedTuple):
-    """The servers that select one object. `object`: kind, namespace and name. `state`: "selected", "unselected", or
-    "unknown" if not everything could be read. `seen`: the servers that select it, or why none does. `to_do`: the
-    remedy, "" without one.
+    """The result for one object.
+
+    - `object`: kind, namespace and name. `state`: "selected", "unselected", or "unknown" if not everything could be
+      read.
+    - `seen`: the servers that select it, or why no server does. `to_do`: the remedy, "" if none is needed.
     """
 
     object: str
@@ -129,9 +134,8 @@ def _read(
     labels: str = "",
     odd: list[str] | None = None,
 ) -> list[Json] | None:
-    """Reads the objects of one kind; None if the cluster does not have the kind. Raises MarkError.
-
-    `odd`: gets the reason of each object that is left out.
+    """Reads the objects of one kind. None if the cluster does not have the kind. Adds a reason to `odd` for each object
+    that is omitted. Raises MarkError.
     """
 
     def note(name: str, reason: str, why: str) -> None:
@@ -164,7 +168,7 @@ def _keep(found: Json) -> Json:
 
 
 def _selector(found: Any) -> Json | None:
-    """A LabelSelector with its two parts; None if it is not set. Raises ValueError for another shape."""
+    """Returns a LabelSelector with both of its parts, None if it is not set. Raises ValueError if it is malformed."""
     if found is None:
         return None
     labels, rules = found.get("matchLabels") or {}, found.get("matchExpressions") or []
@@ -223,8 +227,8 @@ def _judge(kind: str, each: Json, servers: dict[str, list[Json]], gaps: dict[str
 
 
 def _lacks(about: MonitorKind, each: Json, server: Json, shown: str, places: _Places) -> Iterator[tuple[str, str]]:
-    """Why this server does not select the object, with the remedy. Raises LookupError, with the reason, if that is
-    unknown.
+    """Yields reason and remedy for each selector with which this server excludes the object. Raises LookupError with
+    the reason if this is unknown.
     """
     field = f"{about.field}Selector"
     selector = server[field]
@@ -267,8 +271,8 @@ def _lacks(about: MonitorKind, each: Json, server: Json, shown: str, places: _Pl
 
 
 class _Misfit(NamedTuple):
-    """A part of a selector that excludes an object. `text`: if `exact`, labels as YAML of one line, else what an
-    expression states about a label. `keys`: of the labels.
+    """A part of a selector that excludes an object. `text`: if `exact`, the required labels as YAML; otherwise a clause
+    about a label. `keys`: keys of these labels.
     """
 
     text: str
@@ -277,7 +281,9 @@ class _Misfit(NamedTuple):
 
 
 def _missing(selector: Json, labels: Json) -> list[_Misfit]:
-    """The missing labels, then the expressions that do not hold; nothing if the selector selects these labels."""
+    """Returns the parts of the selector that exclude these labels: missing labels first, then failed expressions. Empty
+    if the selector selects the labels.
+    """
     missing = {key: value for key, value in selector["matchLabels"].items() if labels.get(key) != value}
     found: list[_Misfit] = []
     if missing:

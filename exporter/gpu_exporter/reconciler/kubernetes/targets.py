@@ -302,7 +302,7 @@ class TargetReader:
             if not is_queued:
                 return own, None
             return None, Skipped(
-                "kueue", f"it has the label {QUEUE}, and the API server does not know Kueue's Workloads"
+                "kueue", f"it has the label {QUEUE}, but the API server does not serve Kueue's Workloads"
             )
         try:
             workloads = self._workloads(version, place[2], link.uid)
@@ -369,7 +369,7 @@ def depends_on(found: Json) -> Json:
 
 
 def _counts(value: Any) -> Any:
-    """A part of a status without its texts, which may contain the time of a heartbeat."""
+    """Returns a part of a status without its texts, because a text may contain the changing time of a heartbeat."""
     if isinstance(value, dict):
         return {key: _counts(each) for key, each in value.items() if not isinstance(each, str)}
     return [_counts(each) for each in value if not isinstance(each, str)] if isinstance(value, list) else value

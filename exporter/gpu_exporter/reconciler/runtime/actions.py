@@ -49,7 +49,7 @@ def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, k
         for flag, is_there in (
             ("--source.prometheus, to read the host activity of holders", places.prometheus is not None),
             ("--alertmanager.url, to check that owners were alerted", places.alertmanager is not None),
-            ("--audit.file, to record what was done and why", has_audit or actions.mode != ACT),
+            ("--audit.file, to record actions and their reasons", has_audit or actions.mode != ACT),
             (
                 "--kubernetes.lease or --state.directory, to keep decisions and actions across restarts",
                 keeps_texts,

@@ -1,1 +1,1 @@
-"""GPU-hours by Slurm's record and by gpu-exporter, compared."""
+"""Compares GPU-hours in Slurm's accounting with GPU-hours that the exporters counted."""

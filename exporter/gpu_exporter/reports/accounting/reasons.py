@@ -1,7 +1,7 @@
-"""The GPU-seconds of an account by Slurm's record and by our count, and the reasons of the difference.
+"""Explains the difference between an account's GPU-seconds in sacct and in the exporters' series.
 
-Slurm counts the elapsed time of a run for each gres/gpu. An exporter counts the share of each GPU until its node has
-released the GPU.
+Slurm counts the elapsed time of a run for each gres/gpu. An exporter counts the holder's share of each GPU until the
+node has released the GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIGMAS = 3.0
 
 
 class TimeReason(NamedTuple):
-    """A part of the difference, in GPU-seconds; below 0 if Slurm counts more."""
+    """One reason for the difference, with its GPU-seconds: negative if Slurm counts more."""
 
     name: str
     text: str
@@ -29,13 +29,13 @@ class TimeReason(NamedTuple):
 
 @dataclass(slots=True)
 class AccountTime:
-    """GPU-seconds of an account.
+    """The GPU-seconds of an account.
 
-    - `recorded`: by Slurm's record. `held`: by our count.
-    - `suspended`: time of suspended runs, which keep their GPUs, but which Slurm does not count.
-    - `parts`: of MIG instances, shards and MPS, our count less Slurm's.
-    - `unseen`: recorded or suspended on nodes without an exporter at this time.
-    - `runs`, `gpus`, `squares`: number of runs, the sum of their GPUs, and of the squares of these.
+    - `recorded`: by sacct. `held`: by the exporters.
+    - `suspended`: time of suspended runs. Such runs keep their GPUs, but Slurm does not count the time.
+    - `parts`: for MIG instances, shards and MPS, the exporters' time minus Slurm's.
+    - `unseen`: time of runs on nodes that had no exporter at that time.
+    - `runs`: number of runs. `gpus`: the sum of their GPUs. `squares`: the sum of the squares of their GPUs.
     """
 
     recorded: float = 0.0
@@ -48,7 +48,9 @@ class AccountTime:
     squares: float = 0.0
 
     def add(self, run: SlurmRun, unseen: float = 0.0, *, is_new: bool = True) -> None:
-        """Adds a run of Slurm's record, or a part of it. `unseen`: the share of its time. `is_new`: its first part."""
+        """Adds a run from sacct, or one part of a run. `unseen`: the share of its time without an exporter, 0 to 1.
+        `is_new`: false if another part of this run was added before.
+        """
         self.recorded += run.gpus * run.elapsed_s
         self.suspended += run.gpus * suspended_s(run)
         self.unseen += unseen * run.gpus * (run.elapsed_s + suspended_s(run))
@@ -60,11 +62,13 @@ class AccountTime:
         return self.held - self.recorded
 
     def reasons(self) -> list[TimeReason]:
-        """The reasons. Whole seconds and epilogs explain no more than they can. The last reason is the rest."""
+        """Lists the reasons. Whole seconds and epilogs are limited to their largest possible effect. The last reason is
+        the rest.
+        """
         found = [
-            TimeReason("suspended", "suspended jobs keep their GPUs; sacct leaves the time out", self.suspended),
+            TimeReason("suspended", "suspended jobs keep their GPUs; sacct does not count the time", self.suspended),
             TimeReason("parts", "sacct counts a MIG instance as 1, shards and MPS as 0", self.parts),
-            TimeReason("unseen", "nodes on which no exporter ran at the time", 0.0 - self.unseen),
+            TimeReason("unseen", "no exporter ran on the node at that time", 0.0 - self.unseen),
         ]
         rest = self.difference - sum(reason.gpu_seconds for reason in found)
         noise = SIGMAS * math.sqrt(ROUNDED * self.squares)
@@ -73,30 +77,30 @@ class AccountTime:
         rest -= rounded + epilog
         each = f": {rest / self.gpus:+.1f} s for each GPU of a run" if self.gpus else ""
         found += [
-            TimeReason("whole_seconds", "the dates of sacct are whole seconds", rounded),
-            TimeReason("epilog", f"GPUs are released after the epilog (at most {EPILOG_S:.0f} s a run)", epilog),
+            TimeReason("whole_seconds", "sacct shows times in whole seconds", rounded),
+            TimeReason("epilog", f"the node releases GPUs after the epilog (at most {EPILOG_S:.0f} s a run)", epilog),
             TimeReason("rest", f"not explained{each}", rest),
         ]
         return found
 
 
 def suspended_s(run: SlurmRun) -> float:
-    """For how long the run kept its GPUs without elapsed time."""
+    """Returns the seconds for which the run kept its GPUs while it was suspended."""
     return max(0.0, (run.end or run.start) - run.start - run.elapsed_s)
 
 
 class SeenNodes:
-    """When each node had an exporter: from the first to the last sample, since an exporter that returns counts the
-    time of its absence. Names are compared without the domain.
+    """Knows when each node had an exporter: from its first to its last sample. A gap in between counts as seen, because
+    an exporter that returns also counts the time of its absence. Node names are compared without their domain.
     """
 
     def __init__(self, seen: Mapping[str, tuple[float, float]]) -> None:
-        """`seen`: Unix seconds by the name of the node."""
+        """`seen`: by node name, the first and the last sample in Unix seconds."""
         self._seen = {_short(node): times for node, times in seen.items()}
         self.is_of_slurm = False  # whether any node of a run is among them
 
     def unseen(self, run: SlurmRun) -> float:
-        """The share of the run's time that no exporter could count, as the mean over its nodes."""
+        """Returns the share of the run's time that no exporter could count, 0 to 1: the mean over the run's nodes."""
         end = run.end if run.end is not None else run.start + run.elapsed_s
         unseen = list(self._unseen(run.nodes, run.start, end))
         return sum(unseen) / len(unseen) if unseen else 0.0

@@ -1,4 +1,4 @@
-"""`gpu-exporter report --against sacct`: compares a report with Slurm's record, and prints the difference."""
+"""`gpu-exporter report --against sacct`: compares the hours of a report with sacct, and prints the difference."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ HASH = re.compile("[0-9a-f]{16}")  # of identity.user: hmac
 OF_JOBS = 'job_id!=""'
 JOB = "job "  # before the id in the name of a holder
 HEADER = ("ACCOUNT", "RUNS", "SACCT", "HELD", "DIFFERENCE", "NOT EXPLAINED")
-WHY = ("ACCOUNT", "GPU-SECONDS", "REASON OF THE DIFFERENCE")
+WHY = ("ACCOUNT", "GPU-SECONDS", "REASON FOR THE DIFFERENCE")
 NAME_MAX = 24
 SHOWN_MIN = 0.5  # GPU-seconds
 
 
 @dataclass
 class AccountHours:
-    """The time of each account, and what a reader has to know about it, as texts."""
+    """The time of each account. `notes`: texts about missing or doubtful data."""
 
     start: float
     end: float
@@ -58,7 +58,7 @@ class AccountHours:
 
 
 def run_comparison(address: Address, fetch: Fetch, wish: Wish, form: str, output: Path | None) -> int:
-    """Prints the comparison, or writes it to `output`. Returns the exit code, which is NO_DATA without data."""
+    """Prints the comparison, or writes it to `output`. Returns the exit code: NO_DATA if there is no data."""
     progress = Progress()
     history = History(address, fetch, wish.kept, progress, rest=ServerRest(wish.rest))
 
@@ -78,7 +78,8 @@ def run_comparison(address: Address, fetch: Fetch, wish: Wish, form: str, output
 def compare(
     report: UsageReport, history: History, matcher: str, *, is_own: bool, clock: Clock = SYSTEM_CLOCK
 ) -> AccountHours:
-    """Reads Slurm's record of the period of a report. `is_own`: its hours are those of gpu-exporter's counters.
+    """Compares a report with sacct's runs in the same period. `is_own`: the report's hours are from gpu-exporter's
+    counters.
 
     Raises AnswerError.
     """
@@ -111,27 +112,32 @@ def compare(
     for account, seconds in (_read_parts(history, matcher, span) if is_own else {}).items():
         found.of(account).parts += seconds
     if is_own and not seen.is_of_slurm:
-        found.notes.append("no node has the same name in Slurm and in the label `node`: nodes are not compared")
+        found.notes.append(
+            "no node has the same name in Slurm and in the label `node`, so time on nodes without an exporter is not "
+            "shown"
+        )
         for each in found.accounts.values():
             each.unseen = 0.0
     found.notes += filter(None, [history.describe_skipped()])
     if any(HASH.fullmatch(who.account) for who in lines):
-        found.notes.append(f"accounts are hashes in the series (identity.user): only {ALL} has the same hours")
+        found.notes.append(f"accounts are hashes in the series (identity.user): compare only the line {ALL}")
     found.notes += unread
     if len(users) == 1:
-        found.notes.append(f"sacct shows runs of {', '.join(users)} only: if PrivateData is set, run it as SlurmUser")
+        found.notes.append(
+            f"sacct shows only runs of {', '.join(users)}: if PrivateData is set, run this command as SlurmUser"
+        )
     return found
 
 
 def _list_notes(report: UsageReport, *, is_own: bool) -> list[str]:
-    """The notes of the report about the sum of its hours, not about other values."""
+    """Returns those notes of the report that are about hours."""
     about_hours = [text for text in report.missing if "hours" in text.partition(":")[0]]
     is_partial = report.covered is not None and not report.covered.is_whole
     return [*([coverage(report)] if is_partial else []), *([] if is_own else report.left_out), *about_hours]
 
 
 def _read_nodes(history: History, matcher: str, span: WindowSpan) -> dict[str, tuple[float, float]]:
-    """The first and the last time (Unix seconds) with a sample of an exporter, by node; to the hour."""
+    """Returns the first and the last hour with a sample of an exporter, by node (Unix seconds)."""
     expression = f"max by (node) ({over('max', f'{BUILD}{{{matcher}}}', span.window)})"
     table = history.ask_table("nodes", expression, span)
     return {
@@ -142,8 +148,8 @@ def _read_nodes(history: History, matcher: str, span: WindowSpan) -> dict[str, t
 
 
 def _read_parts(history: History, matcher: str, span: WindowSpan) -> dict[str, float]:
-    """GPU-seconds of parts of GPUs by account, less what Slurm counts for them: a gres/gpu for each MIG instance, and
-    for each of several jobs on one GPU, but none for shards and MPS.
+    """Returns by account how much the exporters' GPU-seconds exceed Slurm's for parts of GPUs. Slurm counts a gres/gpu
+    for each MIG instance, and for each of several jobs on one GPU. It counts nothing for shards and MPS.
     """
     key = ", ".join(("cluster", "node", *ALLOCATION_KEY))
 
@@ -171,7 +177,7 @@ def _read_parts(history: History, matcher: str, span: WindowSpan) -> dict[str, f
 
 
 def render_json(found: AccountHours) -> str:
-    """All values in GPU-seconds."""
+    """Renders JSON. All times are GPU-seconds."""
     rows = [
         {
             "account": account,
@@ -188,7 +194,7 @@ def render_json(found: AccountHours) -> str:
 
 
 def render_text(found: AccountHours) -> str:
-    """Two tables: the difference of each account, and its reasons."""
+    """Renders two tables: the difference of each account, and the reasons for it."""
     start, end = (utc(wall).strftime("%Y-%m-%d %H:%M") for wall in (found.start, found.end))
     rows, why = list[Sequence[str]](), list[Sequence[str]]()
     for account, time in (*sorted(found.accounts.items()), (ALL, found.total)):

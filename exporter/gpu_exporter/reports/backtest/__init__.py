@@ -1,1 +1,1 @@
-"""`gpu-exporter backtest`: replays a policy on the history of a site."""
+"""`gpu-exporter backtest`: replays a policy on the history in Prometheus."""

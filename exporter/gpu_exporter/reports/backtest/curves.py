@@ -1,4 +1,4 @@
-"""The utilization around an idle stretch: one small query for each stretch that is listed."""
+"""Reads the utilization before, during and after an idle time, with one small query."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ GRID_S = 60.0
 
 
 class UseCurve(NamedTuple):
-    """The mean utilization of the units of a holder, 0 to 1, in windows of `window` seconds from `start` (Unix
-    seconds); None where no sample was found.
+    """The mean utilization (0 to 1) of a holder's units. Each value covers `window` seconds; the first begins at
+    `start` (Unix seconds). A value is None if there is no sample.
     """
 
     start: float
@@ -29,18 +29,22 @@ NO_CURVE = UseCurve(0.0, GRID_S)
 
 
 class CurveSource(Protocol):
-    """A source of utilization."""
+    """A source of past utilization."""
 
     def mean(self, life: HolderLife, seconds: float) -> str:
-        """PromQL: the mean utilization of the units of a holder over windows of this length; "" without any."""
+        """Returns PromQL for the mean utilization of the holder's units, over windows of `seconds`. "" if the source
+        has none.
+        """
         ...
 
 
 def read_curve(
     history: History, sources: Iterable[CurveSource], life: HolderLife, start: float, end: float, until: float
 ) -> UseCurve:
-    """The utilization around the stretch from `start` to `end`, while the holder had its units, and before `until`.
-    Without values if the server does not answer: the rest of a backtest needs no curve.
+    """Reads the utilization around the idle time from `start` to `end`, while the holder had its units, and before
+    `until`.
+
+    Returns a curve without values if the server does not answer, because the backtest is complete without it.
     """
     around = AROUND * (end - start)
     first = math.ceil(max(life.start, start - around) / GRID_S) * GRID_S

@@ -1,4 +1,4 @@
-"""Reads the gangs of a period from a PromQL API: lives from the exporters, owners from kube-state-metrics."""
+"""Reads the gangs of a period from a PromQL API: holders from the exporters, their owners from kube-state-metrics."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ NO_FACTS = PodFacts()
 
 @dataclass(slots=True)
 class PodPast:
-    """What kube-state-metrics knows about the pods of a name. `starts`, `ends`: when each of them began and completed
-    (Unix seconds). `asked`: the most units that one requested, None if unknown. `is_interactive`: by its labels.
+    """The data of kube-state-metrics about all pods that had one name.
+
+    - `starts`, `ends`: when each of these pods began and completed (Unix seconds).
+    - `asked`: the largest number of units that one of them requested, None if unknown.
+    - `is_interactive`: its labels are those of a notebook.
     """
 
     facts: PodFacts = NO_FACTS
@@ -47,14 +50,14 @@ NO_PAST = PodPast()
 
 
 class KubeFacts:
-    """What kube-state-metrics knows about pods and their controllers in the period."""
+    """Collects the data of kube-state-metrics about pods and their controllers in the period."""
 
     def __init__(self) -> None:
         self.pods: dict[PodName, PodPast] = {}
         self.above: dict[KubeOwner, KubeOwner] = {}
 
     def read(self, kube: KubeReader, day: WindowSpan) -> None:
-        """Adds what these hours show. Raises AnswerError."""
+        """Adds the data of one day. Raises AnswerError."""
         for pod, facts in kube.read_pods(day).items():
             self._past(pod).facts = facts
         for pod, walls in kube.read_starts(day).items():
@@ -75,11 +78,11 @@ class KubeFacts:
         return found
 
     def of(self, pod: PodName) -> PodPast:
-        """What is known about this pod."""
+        """Returns the data about this pod; empty if there is none."""
         return self.pods.get(pod, NO_PAST)
 
     def controllers_of(self, pod: PodName) -> list[KubeOwner]:
-        """The known controllers of a pod, nearest first."""
+        """Returns the known controllers of a pod, nearest first."""
         facts = self.of(pod).facts
         if not facts.owner:
             return []
@@ -88,7 +91,7 @@ class KubeFacts:
 
 
 class GangHistory(NamedTuple):
-    """The gangs, the values that the sources do not have, and the sources."""
+    """The gangs, the sources that showed them, and texts about missing values."""
 
     gangs: list[PastGang]
     missing: list[str]
@@ -104,7 +107,7 @@ def read_gangs(
     span: WindowSpan,
     watch: ReportWatch,
 ) -> GangHistory:
-    """The gangs of these hours. gpu-exporter's series count if they are complete. Raises AnswerError."""
+    """Reads the gangs of a period. If gpu-exporter's series cover it, no other exporter is read. Raises AnswerError."""
     series = max(site.series, site.own)
     days = list(parts(span, series))
     watch.begin(len(days), series)
@@ -140,16 +143,19 @@ def read_gangs(
         for holder, found in build_tenures(source.tracks, span.end, starts, ends, has_free=True).items():
             tenures.setdefault(holder, found)  # of two exporters, the first that shows a holder counts
         if is_sparse:
-            missing.append(f"proof while samples of {name} are more than {COVERED_S:.0f} s apart: scrape it every 30 s")
+            missing.append(
+                f"proof of idle time while samples of {name} are more than {COVERED_S:.0f} s apart: scrape it "
+                "every 30 s"
+            )
         if not held:
-            missing.append(f"the holders of {name}, which names none")
+            missing.append(f"the holders of GPUs in the series of {name}, which names no holder")
     if not tenures:
         raise AnswerError(f"{history.address}: no exporter names a holder of a GPU in this period")
     return GangHistory(list(build_gangs(tenures, facts)), missing, list(others.values()))
 
 
 def build_gangs(tenures: Mapping[HolderId, list[Tenure]], facts: KubeFacts) -> Iterator[PastGang]:
-    """The gangs of these holders. Yields them in the order of their names."""
+    """Groups the holders into gangs. Yields the gangs in the order of their names."""
     gangs: defaultdict[tuple[str, ...], PastGang] = defaultdict(lambda: PastGang([]))
     starts: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     families: list[tuple[PastGang, tuple[str, ...]]] = []
@@ -176,14 +182,14 @@ def build_gangs(tenures: Mapping[HolderId, list[Tenure]], facts: KubeFacts) -> I
 
 
 def find_joint(controllers: Sequence[KubeOwner]) -> KubeOwner | None:
-    """The highest controller whose pods work together, as the reconciler finds gangs; None for a pod by itself."""
+    """Returns the highest controller whose pods form a gang, by the reconciler's rules. None if the pod has no gang."""
     joint = list(itertools.takewhile(lambda each: each.kind not in LOOSE, controllers))
     return joint[-1] if joint else None
 
 
 def kind_of(owner_kinds: Sequence[str]) -> str:
-    """The class of a pod by the kinds of its controllers, nearest first: the history shows neither routes nor API
-    groups, and no owner of a StatefulSet.
+    """Returns the class of a pod, from the kinds of its controllers (nearest first). The history lacks the other signs:
+    routes, API groups, and controllers above a StatefulSet.
     """
     if any(kind in ("PodClique", "RoleSet") for kind in owner_kinds):  # Grove's and AIBrix's, which control pods
         return SERVING
@@ -191,7 +197,7 @@ def kind_of(owner_kinds: Sequence[str]) -> str:
 
 
 def _lives(holder: HolderId, tenures: Iterable[Tenure]) -> Iterator[HolderLife]:
-    """The lives of holders of this name: each holds a unit all the time."""
+    """Yields one life for each holder that had this name. A life ends where the holder had no unit."""
     name = HolderName(holder.scheduler, holder.namespace, holder.name)
     owner = "/".join(filter(None, (holder.user, holder.account)))
     known = {"user": frozenset([holder.user]), "account": frozenset([holder.account])}

@@ -1,7 +1,8 @@
-"""Reads idle runs from exporters of gauges, with the first pass of the report.
+"""Finds idle times in the history of exporters that publish gauges.
 
-The first pass has the smallest and largest sample of each hour. Units that were at zero at any time are then read in
-blocks; only blocks at zero are in the answer. Hours with missing samples are counted in parts of ten minutes.
+Uses the report's first query: the smallest and largest sample of each hour. For units with a zero, it then reads
+shorter blocks; the answer contains only blocks without work. Hours with missing samples are counted in parts of ten
+minutes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BLOCKS_S = (120.0, 300.0, 600.0)  # of two samples or more
 
 
 class GaugeTracks:
-    """The tracks of one exporter. `read` may raise AnswerError."""
+    """Collects the tracks of one exporter. `read` may raise AnswerError."""
 
     def __init__(self, history: History, gauges: Gauges, matcher: str) -> None:
         """`matcher`: the user's label matchers, "" for all series."""
@@ -37,13 +38,13 @@ class GaugeTracks:
         self._holders: dict[HolderId | None, HolderId | None] = {}
 
     def read(self, span: WindowSpan) -> None:
-        """Adds the sightings of these hours, which follow those of the call before."""
+        """Adds the samples of `span`. Call it in the order of time."""
         for base in self._reader.bases(span):
             if base.counts:
                 self._add(base, span)
 
     def mean(self, life: HolderLife, seconds: float) -> str:
-        """As CurveSource.mean: of the utilization; of the engine activity for MIG instances, which have no other."""
+        """See CurveSource.mean. For MIG instances, which have no utilization, it uses their engine activity."""
         units, gauges = life.tenures, self._gauges
         instances = sorted({each.mig for each in units} - {""})
         metric, full = (gauges.engine, 1.0) if instances else (gauges.utilization, gauges.full)
@@ -118,8 +119,11 @@ class GaugeTracks:
     def _read_blocks(
         self, base: FirstPass, units: Collection[tuple[float, bool, str]], span: WindowSpan
     ) -> dict[Labels, Values]:
-        """The blocks at zero, with their largest engine activity; 0 without this activity. `units`: length of a block,
-        whether a series has this activity, and uuid. Without it, a block of a series that has it is unknown.
+        """Reads the blocks at zero. Returns by series and start of the block its largest engine activity, 0 without
+        this metric.
+
+        `units`: for each unit the length of its blocks (seconds), whether its series have engine activity, and its
+        UUID.
         """
 
         def ask(item: tuple[float, bool, str]) -> tuple[bool, dict[Labels, Values]]:
@@ -136,7 +140,7 @@ class GaugeTracks:
         return found
 
     def _zero(self, base: FirstPass, matcher: str, block: float, *, has_engine: bool) -> str:
-        """PromQL: the blocks of these units at zero."""
+        """Returns PromQL for the blocks of these units in which utilization and engine activity are zero."""
         work = over("max", self._reader.select(base.metric, matcher), block)
         if base.is_engine:
             return f"{work} <= {FLOORS[-1]}"
@@ -148,7 +152,7 @@ class GaugeTracks:
     def _read_windows(
         self, base: FirstPass, units: Collection[str], span: WindowSpan
     ) -> tuple[dict[Labels, Values], dict[Labels, Values]]:
-        """The samples of each window, and the windows with any work."""
+        """Reads the number of samples in each ten-minute window, and the windows with work."""
 
         def ask(item: tuple[str, str]) -> tuple[str, dict[Labels, Values]]:
             name, matcher = item
@@ -169,8 +173,8 @@ class GaugeTracks:
 
 
 def see_hour(track: UnitTrack, hour: tuple[float, float, float], windows: Values, busy: Values) -> None:
-    """Adds an hour: its start, its samples, and the seconds between them. `windows`: the samples of each window of an
-    hour with missing ones. `busy`: windows with work.
+    """Adds one hour. `hour`: its start, number of samples, and seconds between two samples. If samples are missing,
+    `windows` has their number in each ten-minute window. `busy`: the windows with work.
     """
     start, count, interval = hour
     if WINDOW_S - count * interval <= MISSED * interval:
@@ -185,7 +189,9 @@ def see_hour(track: UnitTrack, hour: tuple[float, float, float], windows: Values
 
 
 def best_series(series: Collection[Labels], counts: Table) -> list[tuple[float, Labels]]:
-    """The hours of a holder, each with the series that has the most samples: targets move, and two may show a unit."""
+    """Returns each hour of a holder with the series that has the most samples in it. Several series can show one unit:
+    after a target moved, or if two targets scrape it.
+    """
     best: dict[float, Labels] = {}
     for labels in sorted(series):
         for start, count in counts[labels].items():
@@ -195,7 +201,9 @@ def best_series(series: Collection[Labels], counts: Table) -> list[tuple[float, 
 
 
 def _common(blocks: Mapping[Labels, Values], series: Collection[Labels], counts: Table) -> Values:
-    """The blocks at zero in all series of a holder that have samples in this hour, with the largest activity of any."""
+    """Returns the blocks that are at zero in every series of a holder, with the largest engine activity of these
+    series. A series without samples in the hour does not count.
+    """
     if len(series) == 1:
         return blocks.get(next(iter(series)), {})
     found: dict[float, list[float]] = {}

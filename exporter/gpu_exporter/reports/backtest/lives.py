@@ -1,4 +1,4 @@
-"""The lives of holders in a history: which units they held, when these were idle, and when no source saw them. Pure."""
+"""The life of a holder in a history: its units, when they were idle, and when no source showed them. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHORT_S = 900.0  # shorter idle runs are left out, unless they touch a gap: no p
 
 
 class IdleRun(NamedTuple):
-    """Time without any activity, from `start` to `end` (Unix seconds). `ended`: how, one of the words above."""
+    """A time without activity, from `start` to `end` (Unix seconds). `ended`: WORK, UNSEEN, LEFT, LOST or OPEN."""
 
     start: float
     end: float
@@ -35,14 +35,16 @@ class IdleRun(NamedTuple):
 
 @dataclass(slots=True)
 class Tenure:
-    """A unit that one holder held from `start` to `end` (Unix seconds).
+    """The time for which one holder held one unit, from `start` to `end` (Unix seconds).
 
-    - `runs`: its idle runs at each floor of model.FLOORS, by time; the same ones for a source without engine activity.
-    - `gaps`: time in which no source saw the unit. `thin`: further such time, whose exact place is unknown.
-    - `ended`: LEFT, UNSEEN, LOST or OPEN. `share`: the part of a whole GPU that its holder has.
-    - `doubts`: time in which the source did not see whether the unit worked between two samples.
-    - `host_work`: time in which the holder worked outside its GPUs; empty if the source does not know.
-    - `longest_gap_s`: its longest idle run that ended with work, before `start` of the history (seconds).
+    - `runs`: its idle runs in order of time, once for each floor of model.FLOORS. Without engine activity, all are the
+      same.
+    - `gaps`: times in which no source showed the unit. `thin`: times in which it was missing for a part, at an unknown
+      place.
+    - `ended`: LEFT, UNSEEN, LOST or OPEN. `share`: the holder's part of a whole GPU, 0 to 1.
+    - `doubts`: times in which work between two samples would have been missed.
+    - `host_work`: times in which the holder worked outside its GPUs; empty if unknown.
+    - `longest_gap_s`: the longest idle run that ended with work before the history begins (seconds).
     """
 
     node: str
@@ -63,27 +65,29 @@ class Tenure:
     records: dict[int, list[tuple[float, float]]] = field(default_factory=dict, compare=False, repr=False)
 
     def run_at(self, wall: float, floor: int) -> IdleRun | None:
-        """The idle run at this time."""
+        """Returns the idle run that contains this time, None if there is none."""
         runs = self.runs[floor]
         at = bisect_right(runs, wall, key=itemgetter(0)) - 1
         return runs[at] if at >= 0 and wall < runs[at].end else None
 
     def lose(self) -> None:
-        """Makes its end the end of what was seen of it."""
+        """Changes the end from LEFT to UNSEEN: the holder may have continued, but no source showed it."""
         self.ended = UNSEEN
         self.runs = tuple([run._replace(ended=UNSEEN) if run.ended == LEFT else run for run in of] for of in self.runs)
 
     def gap_at(self, wall: float) -> tuple[float, float] | None:
-        """The gap at this time."""
+        """Returns the gap that contains this time, None if there is none."""
         at = bisect_right(self.gaps, wall, key=itemgetter(0)) - 1
         return self.gaps[at] if at >= 0 and wall < self.gaps[at][1] else None
 
     def unseen_s(self, start: float, end: float) -> float:
-        """Seconds of this time in which no source saw the unit."""
+        """Returns the seconds between `start` and `end` in which no source showed the unit."""
         return overlap_s(self.gaps, start, end) + overlap_s(self.thin, start, end)
 
     def first_work(self, after: float, floor: int) -> float | None:
-        """The first time after `after` at which the unit was seen at work. Idle time shorter than SHORT_S is work."""
+        """Returns when the unit first worked after `after`, None if never. An idle time shorter than SHORT_S counts as
+        work.
+        """
         quiet = sorted((*((run.start, run.end) for run in self.runs[floor]), *self.gaps))
         at = max(after, self.start)
         for start, end in quiet:
@@ -93,8 +97,8 @@ class Tenure:
         return at if at < self.end else None
 
     def evidence(self, wall: float, floor: int, window_s: float, *, is_trusted: bool) -> UnitEvidence:
-        """The evidence that the reconciler would have about this unit. `window_s`: of the coverage (seconds).
-        `is_trusted`: as if the source proved its zeros.
+        """Returns the evidence that the reconciler would have had about this unit. `window_s`: window of the coverage
+        (seconds). `is_trusted`: treats every zero of the source as proven.
         """
         gap, run = self.gap_at(wall), self.run_at(wall, floor)
         span_s = min(window_s, wall - self.start)
@@ -120,12 +124,14 @@ class Tenure:
         )
 
     def longest_gap(self, wall: float, floor: int) -> float:
-        """The longest idle run that ended with work until this time (seconds)."""
+        """Returns the longest idle run (seconds) that had ended with work by this time."""
         records = self.record_gaps(floor)
         return records[bisect_right(records, wall, key=itemgetter(0)) - 1][1]
 
     def record_gaps(self, floor: int) -> Sequence[tuple[float, float]]:
-        """The lengths of `longest_gap` over time (seconds), each with the time from which it has them."""
+        """Lists how the longest idle run grew: pairs of a time (Unix seconds), and the longest run from then on
+        (seconds).
+        """
         found = self.records.get(floor)
         if found is None:
             found = self.records[floor] = [(-math.inf, self.longest_gap_s)]
@@ -139,8 +145,8 @@ class Tenure:
 class HolderLife:
     """One pod or job from its start to its end, with all its units.
 
-    - `held`: the units that its scheduler gave it, None if unknown. `owner`: for people, "" if unknown.
-    - `facts`: for each of FACTS, its values; "" if the source does not name it.
+    - `held`: the number of units from its scheduler, None if unknown. `owner`: "" if unknown.
+    - `facts`: for each of FACTS its values; "" if the source does not report it.
     """
 
     cluster: str
@@ -161,12 +167,16 @@ class HolderLife:
         return max(each.end for each in self.tenures)
 
     def gpus_at(self, wall: float) -> float:
-        """The whole GPUs that it holds; instances and parts of GPUs count as parts."""
+        """Returns the number of whole GPUs that the holder has at this time. A MIG instance or a shared GPU counts by
+        its share.
+        """
         held = {(each.uuid, each.mig): each.share for each in self.tenures if each.start <= wall < each.end}
         return sum(held.values())
 
     def evidence(self, wall: float, floor: int, window_s: float, mark: str, *, is_trusted: bool) -> HolderEvidence:
-        """The evidence about this holder at `wall` (Unix seconds), while it holds units. `mark`: its stage."""
+        """Returns the evidence about this holder at `wall` (Unix seconds), when it has units. `mark`: the stage of its
+        mark.
+        """
         units = tuple(
             each.evidence(wall, floor, window_s, is_trusted=is_trusted)
             for each in self.tenures
@@ -188,11 +198,11 @@ class HolderLife:
 
 @dataclass(slots=True)
 class PastGang:
-    """Holders that are judged together; a single pod or job is a gang of one.
+    """Holders that are judged together. A single pod or job is a gang of one.
 
-    - `title`: the controller whose pods work together, "" for a single holder. `owner_kinds`: the kinds of the
-      controllers that the history shows, nearest first.
-    - `kind`: its class. `team`: "" if unknown. `starts`: when pods of this controller, or runs of this job, began.
+    - `title`: the controller whose pods work together, "" for a single holder.
+    - `owner_kinds`: kinds of the known controllers, nearest first. `kind`: class of the holder. `team`: "" if unknown.
+    - `starts`: when the pods of this controller, or the runs of this job, began (Unix seconds).
     """
 
     lives: list[HolderLife]
@@ -203,7 +213,7 @@ class PastGang:
     starts: Sequence[float] = ()
 
     def surroundings(self, alive: Sequence[HolderLife]) -> Surroundings:
-        """What the scheduler would show around each of these members."""
+        """Returns the surroundings that the scheduler would have shown for these members."""
         members = tuple(Member(each.name, each.incarnation, each.held) for each in alive) if self.title else ()
         kinds = self.owner_kinds or ("Pod",)
         is_pod = alive[0].name.scheduler == "kubernetes"
@@ -213,7 +223,7 @@ class PastGang:
 
 
 def crossings(tenure: Tenure, window_s: float, shares: Sequence[float]) -> Iterator[float]:
-    """The times at which the coverage of a unit passes one of `shares` (Unix seconds)."""
+    """Yields the times (Unix seconds) at which the coverage of a unit crosses one of `shares`."""
     if not (tenure.gaps or tenure.thin):
         return
     edges = {edge + shift for gap in (*tenure.gaps, *tenure.thin) for edge in gap for shift in (0.0, window_s)}

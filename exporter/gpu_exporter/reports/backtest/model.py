@@ -1,4 +1,4 @@
-"""The result of a backtest: the figures of each policy, a table of windows, and the policy that the table suggests."""
+"""Makes the result of a backtest: the figures of each policy, a table of windows, and a suggested policy."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Z = 1.2816  # quantile of the normal distribution at 90 %
 EVER_MAX = 0.5  # above it, most holders needed their GPUs again
 KNOWN_MIN = 20  # known decisions from which a share is a reason for a policy
 OF_SURE = f"{REGRET_MAX:.0%} regret (at 90 % confidence) and {EVER_MAX:.0%} ever back"
-WHY_NOT = f"no window with at most {OF_SURE}, as all longer ones"
+WHY_NOT = f"no window has, together with all longer ones, at most {OF_SURE}"
 Grid = Mapping[tuple[float, float], Tally]
 
 
 class PolicyResult(NamedTuple):
-    """One policy. `name`: its file.
+    """The result of one policy. `name`: its file.
 
-    - `tally`: decisions that the sources prove. `unproven`: by floor, further ones if each zero that a source saw were
-      idle for the whole time.
+    - `tally`: the decisions with proven idle time.
+    - `unproven`: by floor, the additional decisions if every measured zero were idle time.
     """
 
     name: str
@@ -44,7 +44,7 @@ class PolicyResult(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """Two policies: the figures of decisions of both on the same idle time, of the first alone, and of the second."""
+    """Compares the decisions of two policies: about the same idle time, only by the first, and only by the second."""
 
     both: Figures
     first: Figures
@@ -52,11 +52,12 @@ class Overlap(NamedTuple):
 
 
 class Backtest(NamedTuple):
-    """Policies on the history from `start` to `end` (Unix seconds).
+    """The result for policies on the history from `start` to `end` (Unix seconds).
 
-    - `windows`: by window (seconds) and floor, for the first policy. `are_unproven`: these are not proven, because no
-      decision is. `suggested`: lines of a configuration file. `overlap`: None for a single policy.
-    - `missing`: what the sources do not show, each with its effect. `left_out`: series that cannot be read.
+    - `windows`: the first policy's decisions by window (seconds) and floor. `are_unproven`: their idle time is not
+      proven; the table then has them because there is no proven decision.
+    - `suggested`: lines of a configuration file. `overlap`: None for a single policy.
+    - `missing`: data that the sources lack, each with the effect. `left_out`: series that cannot be parsed.
     """
 
     start: float
@@ -80,7 +81,7 @@ class Backtest(NamedTuple):
 
 
 def compare(sums: Sums, one: Tally, other: Tally) -> Overlap:
-    """Which idle times both policies find."""
+    """Finds the idle times about which both policies decide, and those about which only one does."""
     walls: dict[int, list[tuple[float, float]]] = {}
     for each in other.decided:
         walls.setdefault(id(each.gang), []).append((each.wall, each.idle_until))
@@ -99,7 +100,7 @@ def compare(sums: Sums, one: Tally, other: Tally) -> Overlap:
 
 
 def judge_policy(sums: Sums, gangs: Sequence[PastGang], name: str, book: Rulebook, floor: float) -> PolicyResult:
-    """The result of one policy."""
+    """Replays one policy. Returns its result."""
     unproven = {}
     has_doubts = any(each.doubts for gang in gangs for life in gang.lives for each in life.tenures)
     if has_doubts:
@@ -110,12 +111,14 @@ def judge_policy(sums: Sums, gangs: Sequence[PastGang], name: str, book: Ruleboo
 
 
 def run_table(sums: Sums, book: Rulebook, *, is_trusted: bool) -> Grid:
-    """The decisions by each of WINDOWS_S, at each floor."""
+    """Returns the decisions for each of WINDOWS_S at each floor."""
     return sums.grid({window: with_window(book, window) for window in WINDOWS_S}, is_trusted=is_trusted, is_kept=False)
 
 
 def suggest(windows: Grid, floor: float) -> Iterator[str]:
-    """Lines of a configuration file: the shortest window that is seldom wrong, and exceptions for those it hits."""
+    """Yields lines of a configuration file: the shortest window that is seldom wrong, and exceptions for tenants and
+    kinds for which it is often wrong.
+    """
     of = {window: windows[window, floor] for window in WINDOWS_S}
     best = _shortest({window: tally.total for window, tally in of.items()})
     if best is None:
@@ -153,9 +156,11 @@ def _exceptions(of: Mapping[float, Tally], best: float, key: str) -> Iterator[st
 
 
 def _shortest(of: Mapping[float, Figures]) -> float | None:
-    """The shortest window that is seldom wrong, as all longer ones are; None without any.
+    """Returns the shortest window for which it and all longer windows are seldom wrong. None if there is no such
+    window.
 
-    Holders that work every few hours are seldom wrong at a short window too, because an hour later they are still idle.
+    A short window may seem right for holders that work every few hours, because they are still idle an hour later. So
+    the longer windows must be seldom wrong too.
     """
     best = None
     for window, figures in sorted(of.items(), reverse=True):
@@ -167,28 +172,29 @@ def _shortest(of: Mapping[float, Figures]) -> float | None:
 
 
 def _is_often_wrong(figures: Figures) -> bool:
-    """Whether too many holders worked again, within an hour or ever."""
+    """Returns whether too many holders worked again, within an hour or at any later time."""
     return (figures.regret or 0.0) > REGRET_MAX or (figures.ever or 0.0) > EVER_MAX
 
 
 def _upper(count: int, of: int) -> float:
-    """The share that `count` of so many allow at most, with 90 % confidence: the upper end of Wilson's interval (1927).
+    """Returns the upper limit of the true share if `count` of `of` decisions were wrong, at 90 % confidence (Wilson,
+    1927).
 
-    Of several windows, the one with the smallest share is often so by chance.
+    The share itself is too optimistic: the window with the smallest share is often the smallest by chance.
     """
     share, spread = count / of, Z * Z / of
     return (share + spread / 2.0 + math.sqrt(spread * (share * (1.0 - share) + spread / 4.0))) / (1.0 + spread)
 
 
 def figure(figures: Figures) -> str:
-    """The figure behind a line, for people."""
+    """Returns the figures for the comment after a suggested line."""
     regret = "-" if figures.regret is None else f"{figures.regret:.1%}"
     again = f"{percent(figures.ever)} ever worked again"
     return f"regret {regret} of {figures.known:,} decisions, {again}, {figures.hours:,.0f} idle GPU-hours after them"
 
 
 def _quoted(name: str) -> str:
-    """A name as a pattern in a YAML string with single quotes. `?` matches a character that fits into no line."""
+    """Escapes a name for a pattern in a YAML string with single quotes. An unprintable character becomes `?`."""
     special = {"*": "[*]", "?": "[?]", "[": "[[]", "'": "''"}
     return "".join(special.get(char, char if char.isprintable() else "?") for char in name)
 

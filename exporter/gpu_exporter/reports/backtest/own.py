@@ -1,7 +1,8 @@
-"""Reads idle runs from gpu-exporter's own series. Its idle runs have no gaps where Prometheus has: the agent went on.
+"""Finds idle times in gpu-exporter's own series.
 
-`gpu_allocation_idle_run_seconds` is read every PART_S: its value at the end of a window shows when the run began, and
-its largest value in the window after shows how long it became.
+The agent keeps counting while Prometheus does not scrape, so these idle runs have no gaps.
+`gpu_allocation_idle_run_seconds` is read in windows of PART_S. The value at a window's end shows when the run began.
+The largest value of the next window shows how long the run became.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ BY = ", ".join(("cluster", *ALLOCATION_KEY))
 
 
 class OwnTracks:
-    """The tracks of gpu-exporter's allocations. `read` may raise AnswerError."""
+    """Collects the tracks of gpu-exporter's allocations. `read` may raise AnswerError."""
 
     def __init__(self, history: History, matcher: str, policy: Policy) -> None:
-        """`policy`: its limits of work on a host."""
+        """`policy`: its limits of work on the host apply."""
         self._history, self._matcher, self._policy = history, matcher, policy
         self.tracks: dict[Key, UnitTrack] = {}
         self.starts: defaultdict[HolderId, set[float]] = defaultdict(set)
@@ -45,7 +46,7 @@ class OwnTracks:
         self._has_begun = False
 
     def read(self, span: WindowSpan) -> None:
-        """Adds the sightings of these hours, which follow those of the call before."""
+        """Adds the samples of `span`. Call it in the order of time."""
         models = self._whole("models", "gpu_info", span, "cluster, uuid, name")
         named = {(dict(labels).get("cluster", ""), dict(labels).get("uuid", "")): dict(labels) for labels in models}
         for metric in (INFO, UP):
@@ -63,7 +64,7 @@ class OwnTracks:
         self._add_runs(span)
 
     def describe(self, life: HolderLife) -> None:
-        """Adds to a life what the series name: its size, its owner, and the criteria of policies."""
+        """Adds to a life its number of units, its owner, and the values that policies match."""
         holder = HolderId(life.cluster, *life.name)
         units, facts = self.units.get(holder), self.facts.get(holder, {})
         life.held = None if units is None else round(units)
@@ -72,7 +73,7 @@ class OwnTracks:
         life.facts = {fact: frozenset([facts.get(fact, "")]) for fact in FACTS}
 
     def mean(self, life: HolderLife, seconds: float) -> str:
-        """As CurveSource.mean."""
+        """See CurveSource.mean."""
         scheduler, namespace, name = life.name
         place = {"job_id": name} if scheduler == "slurm" else {"namespace": namespace, "pod": name}
         names = {"cluster": life.cluster, "scheduler": scheduler, **place}
@@ -80,7 +81,7 @@ class OwnTracks:
         return f"avg({over('avg', self._select(UTILIZATION, *matchers), seconds)})"
 
     def _see(self, metric: str, models: Mapping[tuple[str, str], Mapping[str, str]], span: WindowSpan) -> None:
-        """Adds the time in which holders were seen on units; of UP: in which units were seen."""
+        """Adds the times in which `metric` shows each holder (INFO) or each unit (UP)."""
         series = self._select(metric)
         counts = self._history.ask_table("count", over("count", series, span.window), span)
         if not counts:
@@ -120,7 +121,7 @@ class OwnTracks:
                     see_hour(track, (start, counts[labels][start], interval), windows.get(labels, {}), {})
 
     def _begin(self, at: float) -> None:
-        """Reads the longest gaps that holders had before the history."""
+        """Reads each holder's longest idle run that ended with work before the history begins."""
         query = f"max by ({BY}) ({self._select('gpu_allocation_idle_gap_longest_seconds')})"
         for labels, longest in self._history.ask_now("gaps", query, at):
             if (track := self.tracks.get(_key(labels))) is not None:
@@ -171,8 +172,8 @@ class OwnTracks:
         active: Mapping[float, float],
         last: float,
     ) -> None:
-        """Adds the idle runs of an allocation. `starts`, `lengths`, `active`: by the start of the window at whose end
-        they were read. `last`: the last window of this chunk, whose runs go on perhaps.
+        """Adds the idle runs of an allocation. `starts`, `lengths`, `active`: values at the end of a window, by the
+        start of the window. `last`: the last window of this chunk; its runs may continue in the next chunk.
         """
         track = self.tracks[key]
         before = self._open.pop(key, None)
@@ -218,5 +219,5 @@ def _key(labels: Labels) -> Key:
 
 
 def bridge(track: UnitTrack) -> None:
-    """The agent saw its idle runs also while Prometheus did not."""
+    """Closes gaps inside idle runs: the agent measured these runs while Prometheus did not scrape."""
     track.seen = merge([*track.seen, *track.idle[0]])

@@ -1,4 +1,4 @@
-"""A backtest as text, JSON or CSV. The same history gives the same bytes."""
+"""Renders a backtest as text, JSON or CSV. The same history gives the same bytes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def render_text(test: Backtest) -> str:
         names = ("both policies", f"only {test.policies[0].name}", f"only {test.policies[1].name}")
         lines += ["The same idle time:", *_table("BY", dict(zip(names, test.overlap, strict=True)).items()), ""]
     proof = "with unproven zeros, TO BE INVESTIGATED" if test.are_unproven else "with proven zeros"
-    lines += [f"Windows of underused_after{', by engine activity that counts as zero' * _has_floors(test)}, {proof}:"]
+    lines += [f"By underused_after{', and by the engine activity that counts as zero' * _has_floors(test)}, {proof}:"]
     lines += [
         *_table("WINDOW", _windows(test)),
         "",
@@ -52,7 +52,9 @@ def render_text(test: Backtest) -> str:
         "",
     ]
     lines += ["The table suggests (a configuration file):", *(one_line_of(line) for line in test.suggested), ""]
-    lines += [f"source: {'; it cannot tell: '.join(filter(None, (e.name, '; '.join(e.cannot))))}" for e in test.sources]
+    lines += [
+        f"source: {'; it does not show: '.join(filter(None, (e.name, '; '.join(e.cannot))))}" for e in test.sources
+    ]
     lines += [f"not known here: {each}" for each in test.missing]
     lines += [f"left out: {each}" for each in test.left_out]
     return "\n".join([*map(str.rstrip, lines)]) + "\n"
@@ -68,7 +70,7 @@ def _policy(test: Backtest, policy: PolicyResult) -> Iterator[str]:
     )
     yield (
         f"regret: {percent(figures.regret)} worked within 60 min ({figures.fates['returned']:,} of "
-        f"{figures.known:,} known); {percent(figures.ever)} at any time of their life"
+        f"{figures.known:,} known); {percent(figures.ever)} ever worked again"
     )
     yield from (f"  {figures.fates[fate]:>7,}  {text}" for fate, text in OF_FATES.items() if figures.fates[fate])
     if policy.unproven:
@@ -93,7 +95,7 @@ def _policy(test: Backtest, policy: PolicyResult) -> Iterator[str]:
 
 
 def _has_floors(test: Backtest) -> bool:
-    """Whether the engine activity that counts as zero makes a difference."""
+    """Returns whether the result depends on the engine activity that counts as zero."""
     return any(tally.total != test.windows[window, FLOORS[0]].total for (window, _), tally in test.windows.items())
 
 
@@ -156,12 +158,12 @@ def _money(figures: Figures, currency: str) -> str:
 
 
 def one_line_of(text: str) -> str:
-    """A suggested line, which contains names of the site. Keeps its line breaks."""
+    """Makes a suggested line safe to print, because it contains names from the site. Keeps its line breaks."""
     return "\n".join(line[: len(line) - len(line.lstrip())] + one_line(line.strip()) for line in text.split("\n"))
 
 
 def render_json(test: Backtest) -> str:
-    """Renders all values with full precision; an unknown value is null."""
+    """Renders JSON with all values in full precision; an unknown value is null."""
     shown = {
         "start": utc(test.start).isoformat(),
         "end": utc(test.end).isoformat(),
@@ -225,7 +227,7 @@ def _policy_json(policy: PolicyResult) -> Mapping[str, object]:
 
 
 def values(figures: Figures) -> dict[str, object]:
-    """The figures by name."""
+    """Returns the figures by name."""
     return {
         "decisions": figures.decisions,
         "gpus": figures.gpus,
@@ -240,7 +242,7 @@ def values(figures: Figures) -> dict[str, object]:
 
 
 def render_csv(test: Backtest) -> str:
-    """Renders one row for each policy, dimension and value. An unknown value is an empty cell."""
+    """Renders CSV: one row for each policy, dimension and value. An unknown value is an empty cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("policy", "dimension", "value", *values(Figures())))

@@ -1,8 +1,8 @@
-"""Replays a policy on the life of one gang: asks the reconciler's own decisions when they can change. Pure.
+"""Replays a policy on the life of one gang, with the reconciler's own decisions. Pure.
 
-The live reconciler decides every minute. Between two events of `moments`, no stage can change, so each event is enough.
-A decision counts as in gpu_reconciler_underused_total: a gang became underused, and a unit worked since the decision
-before. Limits and brakes delay marks, not decisions.
+The live reconciler decides every minute. Here a decision is made only when a stage can change (`moments`), which gives
+the same result. Decisions count as in gpu_reconciler_underused_total: once when a gang becomes underused, and again
+only after a unit has worked. Limits and brakes do not count, because they delay only marks.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ AFTER_S = 0.5  # after a share has passed a limit, rounding no longer hides it
 
 
 class Replayed(NamedTuple):
-    """One decision of a replay: a gang became underused at `wall` (Unix seconds).
+    """One decision: a gang became underused at `wall` (Unix seconds).
 
-    - `since`: from then on, all units were seen idle. `lives`: the members that held units.
-    - `rule`: the name of the policy, "" for the section `policy`.
-    - `idle_until`: until then, all units were seen idle. `fate`: one of FATES.
-    - `back_s`: seconds until the first work, None without any. `is_seen`: no gap can hide such work.
+    - `lives`: the members that held units. `rule`: the name of the policy, "" for the section `policy`.
+    - `since`, `idle_until`: begin and end of the time in which all units were idle (Unix seconds). `fate`: one of
+      FATES.
+    - `back_s`: seconds until a unit worked, None if none did. `is_seen`: the source would have shown such work.
     """
 
     wall: float
@@ -59,10 +59,11 @@ class Replayed(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """The decisions on a gang, and the times at which its owner would have been warned (it became a candidate).
+    """The decisions on a gang.
 
-    `begun`: the first decisions on these candidates, each with the start of its idle time (Unix seconds).
-    `spared`: for a time of idleness that was long enough, the word for a stage that was not underused, by its time.
+    - `warned`: when it became a candidate, so that its owner would have been warned (Unix seconds).
+    - `begun`: the first decisions of these candidates, each with the begin of its idle time (Unix seconds).
+    - `spared`: by time, why a gang that was idle for long enough did not become underused, in one word.
     """
 
     decisions: list[Replayed]
@@ -72,11 +73,11 @@ class Replay(NamedTuple):
 
 
 class Replayer:
-    """Decides by one policy on gangs with the zeros at one floor."""
+    """Replays one policy on gangs, with idle times at one floor."""
 
     def __init__(self, book: Rulebook, floor: int, *, is_trusted: bool = False, is_brief: bool = False) -> None:
-        """`floor`: index in model.FLOORS. `is_trusted`: as if every source proved its zeros. `is_brief`: finds only the
-        decisions, not the candidates before them.
+        """`floor`: index in model.FLOORS. `is_trusted`: treats every measured zero as idle time. `is_brief`: finds
+        decisions only, without candidates.
         """
         self.book, self._floor, self._is_trusted = book, floor, is_trusted
         policies, site = book.policies, book.site
@@ -91,8 +92,8 @@ class Replayer:
     def stages(
         self, gang: PastGang, wall: float, before: dict[HolderName, str]
     ) -> tuple[list[HolderLife], list[Decision]]:
-        """The members that hold units at `wall` (Unix seconds), and the decisions on them. `before`: their last stages,
-        which the new ones replace.
+        """Returns the members that hold units at `wall` (Unix seconds), and the decisions on them. Replaces `before`,
+        the last stage of each member, by the new stages.
         """
         alive = [life for life in gang.lives if any(each.start <= wall < each.end for each in life.tenures)]
         marks = {name: stage for name, stage in before.items() if stage in MARKED}
@@ -111,7 +112,7 @@ class Replayer:
         return alive, decisions
 
     def replay(self, gang: PastGang) -> Replay:
-        """The decisions on a gang over its whole life."""
+        """Returns the decisions on a gang over its whole life."""
         found = Replay([], [], {}, [])
         before: dict[HolderName, str] = {}
         members: frozenset[tuple[HolderName, float]] = frozenset()
@@ -135,8 +136,8 @@ class Replayer:
         return found
 
     def moments(self, gang: PastGang) -> Iterator[float]:
-        """The times at which a stage of a gang can change, while one of its units has been idle for long enough for any
-        stage, and the end of this time.
+        """Yields the times at which a stage of the gang can change (Unix seconds). Omits times in which no unit has
+        been idle for long enough for any stage.
         """
         least = self._least_s
         long = {
@@ -169,7 +170,7 @@ class Replayer:
                 yield wall
 
     def follow(self, gang: PastGang, alive: tuple[HolderLife, ...], wall: float, rule: str) -> Replayed:
-        """The decision of `rule` on these members at `wall` (Unix seconds), with its fate."""
+        """Returns the decision of policy `rule` on these members at `wall` (Unix seconds), with its fate."""
         holds = [(life, each) for life in alive for each in life.tenures if each.start <= wall < each.end]
         ends = [run for _, each in holds if (run := each.run_at(wall, self._floor)) is not None]
         works = [at for _, each in holds if (at := each.first_work(wall, self._floor)) is not None]
@@ -184,7 +185,7 @@ class Replayer:
         return Replayed(wall, gang, alive, rule, idle_until, fate, back_s, since, is_seen)
 
     def _is_unseen(self, tenure: Tenure, wall: float, end: float) -> bool:
-        """Whether no source saw a part of this time."""
+        """Returns whether a part of this time was seen by no source."""
         run = tenure.run_at(wall, self._floor)
         return tenure.unseen_s(wall, end) > 0.0 or (run is not None and run.end < end and run.ended == UNSEEN)
 
@@ -210,12 +211,14 @@ class Replayer:
 
 
 def _is_replaced(gang: PastGang, life: HolderLife) -> bool:
-    """Whether another pod of its controller, or another run of the job, began after its end."""
+    """Returns whether the controller made another pod, or the job ran again, soon after the end of this life."""
     return any(life.end - START_SLACK_S <= start <= life.end + AGAIN_S for start in gang.starts)
 
 
 def _spared(decisions: Sequence[Decision]) -> str:
-    """Why a gang that has been idle for long enough is not underused, in one word; "" if it has not."""
+    """Returns in one word why a gang that was idle for long enough is not underused. "" if it was not idle for long
+    enough.
+    """
     for each in decisions:
         if each.stage in LABELLED and each.kept:
             return each.kept

@@ -27,11 +27,11 @@ LEAD_S = 6 * 3600.0  # read before the period, so that the holders of its first 
 OWN_SOURCE = ReportSource("gpu-exporter", "idle runs of its allocations")
 LONGEST = 10  # idle stretches that are listed
 SLOWER = 2.0  # than a report of the same time
-OF_SERVERS = "the history does not show which pods serve requests: a live reconciler marks no server"
+OF_SERVERS = "which pods serve requests: a live reconciler does not mark them"
 UNREAD = (
-    ("labels", "labels of pods: policies that match them are replayed as if they matched none"),
-    ("job_names", "names of jobs: a holder for which a policy needs one is unknown"),
-    ("reservations", "reservations of jobs: a holder for which a policy needs one is unknown"),
+    ("labels", "labels of pods: policies that match labels are replayed as if no pod matched"),
+    ("job_names", "names of jobs: if a policy needs the name of a holder, the holder is unknown"),
+    ("reservations", "reservations of jobs: if a policy needs the reservation of a holder, the holder is unknown"),
 )
 
 
@@ -43,13 +43,15 @@ def run_backtest(
     form: str,
     output: Path | None = None,
 ) -> int:
-    """Delivers the result. Returns the exit code, which is NO_DATA if there is no data."""
+    """Prints, writes or mails the result. Returns the exit code: NO_DATA if there is no data."""
     with without_garbage_collector():
         return finish("backtest", lambda: put(FORMS[form](read_backtest(address, fetch, wish, books)), output))
 
 
 def read_backtest(address: Address, fetch: Fetch, wish: Wish, books: Sequence[tuple[str, Rulebook]]) -> Backtest:
-    """Reads the history, and replays each policy. Raises AnswerError, and OSError for the kept answers."""
+    """Reads the history, and replays each policy. Raises AnswerError. Raises OSError if the kept answers cannot be
+    used.
+    """
     start, end, _ = wish.period
     progress = Progress("backtest", SLOWER)
     history = History(address, fetch, wish.kept, progress, rest=ServerRest(wish.rest))
@@ -62,7 +64,9 @@ def read_backtest(address: Address, fetch: Fetch, wish: Wish, books: Sequence[tu
         history, wish.matcher, wish.alerts.team_label, books[0][1].site, site, span, progress
     )
     if site.own and not site.prefers_own:
-        missing.append("gpu-exporter's own series, which are there for a part of the period or of the GPUs only")
+        missing.append(
+            "gpu-exporter's own series: they cover only a part of the period or of the GPUs, and are not used"
+        )
     missing += _limits(gangs, [book for _, book in books], is_own=site.prefers_own)
     sums = Sums(gangs, start, prices.of)
     results = [judge_policy(sums, gangs, name, book, wish.floor) for name, book in books]
@@ -95,14 +99,14 @@ def read_backtest(address: Address, fetch: Fetch, wish: Wish, books: Sequence[tu
 
 
 def _limits(gangs: Sequence[PastGang], books: Sequence[Rulebook], *, is_own: bool) -> list[str]:
-    """What a live reconciler knows, but the history does not."""
+    """Lists what a live reconciler considers and the history lacks."""
     found = ["opt-outs of owners, and controllers above a StatefulSet or above the owner of a ReplicaSet or Job"]
     if any(life.name.namespace for gang in gangs for life in gang.lives):
         found.append(OF_SERVERS)
     if not is_own:
-        found.append("work on hosts: it would delay some of the marks for up to policy.host_delay_max")
+        found.append("work on hosts: a live reconciler delays some marks for it, for up to policy.host_delay_max")
     rules = [rule for book in books for rule in book.rules]
     found += [text for key, text in UNREAD if any(getattr(rule.match, key) for rule in rules)]
     if any(book.site.pause_when for book in books):
-        found.append("pauses (policy.pause_when): idle time in them counts here")
+        found.append("pauses (policy.pause_when): here, idle time during a pause counts")
     return found

@@ -1,4 +1,4 @@
-"""Arithmetic of spans: times from a start to an end (Unix seconds). Pure."""
+"""Calculates with spans: times from a start to an end (Unix seconds). Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Spans: TypeAlias = tuple[Span, ...]  # by time, without overlaps
 
 
 def extend(spans: list[Span], start: float, end: float) -> None:
-    """Adds a span that does not begin before the last one. Spans that touch become one."""
+    """Adds a span that begins no earlier than the last one. Joins spans that touch."""
     if spans and start <= spans[-1][1]:
         spans[-1] = spans[-1][0], max(spans[-1][1], end)
     else:
@@ -20,7 +20,7 @@ def extend(spans: list[Span], start: float, end: float) -> None:
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:
-    """The spans by time, without overlaps."""
+    """Returns the spans in order of time, and joins spans that overlap."""
     found: list[Span] = []
     for start, end in sorted(spans):
         extend(found, start, end)
@@ -28,7 +28,7 @@ def merge(spans: Iterable[Span]) -> list[Span]:
 
 
 def subtract(spans: Sequence[Span], gaps: Sequence[Span], start: float, end: float) -> list[Span]:
-    """The parts of these spans from `start` to `end`, without gaps."""
+    """Returns the parts of these spans between `start` and `end` that are in no gap."""
     found = []
     for begin, stop in spans[max(0, bisect_right(spans, start, key=itemgetter(0)) - 1) :]:
         if begin >= end:
@@ -47,7 +47,7 @@ def subtract(spans: Sequence[Span], gaps: Sequence[Span], start: float, end: flo
 
 
 def overlap_s(spans: Spans, start: float, end: float) -> float:
-    """Seconds from `start` to `end` that lie in these spans."""
+    """Returns how many seconds of these spans lie between `start` and `end`."""
     total = 0.0
     for at in range(max(0, bisect_right(spans, start, key=itemgetter(0)) - 1), len(spans)):
         begin, stop = spans[at]

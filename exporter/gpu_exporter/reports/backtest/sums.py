@@ -1,4 +1,4 @@
-"""Adds decisions of replays up: how many, the GPU-hours after them, and how many were wrong. Pure."""
+"""Adds up the decisions of a backtest: their number, the idle GPU-hours after them, and how many were wrong. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ PriceOf: TypeAlias = Callable[[str, str], float | None]
 
 
 class Measured(NamedTuple):
-    """What a decision adds to Figures. `is_back`: its holder worked again. `is_sure`: it was seen not to."""
+    """The contribution of one decision to Figures. `is_back`: the holder worked again. `is_sure`: it certainly
+    did not.
+    """
 
     fate: str
     is_back: bool
@@ -49,7 +51,7 @@ class Measured(NamedTuple):
 
 
 def measure(each: Replayed, price_of: PriceOf) -> Measured:
-    """The GPUs, hours and money of a decision."""
+    """Returns the GPUs, idle GPU-hours and money of a decision."""
     first, idle_h = each.lives[0], (each.idle_until - each.wall) / HOUR_S
     has_account = bool(first.facts.get("account", frozenset()) - {""})
     match = "namespaces" if first.name.namespace else "accounts" if has_account else ""
@@ -68,13 +70,14 @@ def measure(each: Replayed, price_of: PriceOf) -> Measured:
 
 @dataclass(slots=True)
 class Figures:
-    """The figures of many decisions.
+    """The sums over many decisions.
 
-    - `gpus`: of the holders, as whole GPUs. `hours`: idle GPU-hours after the decisions. `sure_hours`: those of them
-      whose holder never worked again, and was seen until its end.
-    - `cost`: money of `hours`; `unpriced`: hours without a price. `fates`: decisions by fate. `back`: decisions after
-      which the holder worked again at any time. `stayed`: those after which it was seen to its natural end without
-      work. `match`: the key of a policy that matches its tenant; "" if none does.
+    - `gpus`: GPUs of the holders; a part of a GPU counts as a part. `hours`: idle GPU-hours after the decisions.
+    - `sure_hours`: those idle GPU-hours whose holder provably never worked again.
+    - `cost`: money for `hours`. `unpriced`: hours without a price. `fates`: number of decisions by fate.
+    - `back`: decisions whose holder worked again at any time. `stayed`: decisions whose holder provably did not, and
+      ended by itself.
+    - `match`: the policy key that selects the tenant of these decisions, "" if there is none.
     """
 
     decisions: int = 0
@@ -89,7 +92,7 @@ class Figures:
     match: str = ""
 
     def add(self, each: Measured) -> None:
-        """Adds a decision."""
+        """Adds one decision."""
         fate, is_back, is_sure = each.fate, each.is_back, each.is_sure
         self.decisions += 1
         self.fates[fate] += 1
@@ -104,31 +107,31 @@ class Figures:
 
     @property
     def known(self) -> int:
-        """The decisions of which the outcome is known."""
+        """The number of decisions with a known outcome."""
         return self.fates[RETURNED] + sum(self.fates[fate] for fate in RIGHT)
 
     @property
     def regret(self) -> float | None:
-        """The share of known decisions after which the holder worked within an hour; None without any."""
+        """The share of known decisions whose holder worked within an hour, 0 to 1. None without known decisions."""
         return self.fates[RETURNED] / self.known if self.known else None
 
     @property
     def ever(self) -> float | None:
-        """The share of decisions after which the holder worked again at any time; None without any. Leaves out those
-        without a natural end, and those after which a gap may hide work.
+        """The share of decisions whose holder ever worked again, 0 to 1. None without such decisions. Omits holders
+        that did not end by themselves, and holders whose work may be hidden by a gap.
         """
         lives = self.back + self.stayed
         return self.back / lives if lives else None
 
     @property
     def money(self) -> float | None:
-        """Money for the hours; None if a price is missing for more than 1 % of them."""
+        """Money for the idle hours. None if more than 1 % of them have no price."""
         return self.cost if self.hours and self.unpriced <= 0.01 * self.hours else None
 
 
 class IdleStretch(NamedTuple):
-    """A long time for which all units of a gang were idle. `decided`: when it became underused, None if it did not.
-    `curve`: the utilization around it.
+    """A long time in which all units of a gang were idle. `decided`: when the gang became underused, None if it did
+    not. `curve`: the utilization around this time.
     """
 
     start: float
@@ -144,10 +147,12 @@ class IdleStretch(NamedTuple):
 class Tally:
     """The result of one policy on a period.
 
-    - `total`; `rows`: by one of DIMENSIONS and its value. `warned`: mails by owner and day (Unix seconds of its start).
-    - `candidates`: gangs that became a candidate. `spared`: long idle gangs that did not become underused, by reason.
-    - `begun`: as in Replay. `braked`: decisions whose marks the brake `correlated` would have delayed. `limited`: those
-      above policy.new_marks_hour_max in an hour, which would have waited.
+    - `total`: all decisions. `rows`: the decisions by each of DIMENSIONS and its values.
+    - `warned`: number of mails by owner and day (Unix seconds of its start). `candidates`: number of gangs that became
+      one.
+    - `spared`: by reason, the number of gangs that were idle for long enough and did not become underused.
+    - `begun`: as in Replay. `braked`: decisions whose marks the brake `correlated` would have delayed.
+    - `limited`: number of marks that policy.new_marks_hour_max would have delayed.
     """
 
     total: Figures = field(default_factory=Figures)
@@ -173,26 +178,26 @@ DIMENSIONS: Mapping[str, Callable[[Replayed], str]] = {
 
 
 def owner_kind_of(gang: PastGang) -> str:
-    """The kind of the highest controller that the history shows; Pod, or job, without any."""
+    """Returns the kind of the highest known controller. Without a controller, Pod or job."""
     return gang.owner_kinds[-1] if gang.owner_kinds else "Pod" if gang.lives[0].name.namespace else "job"
 
 
 def tenant_of(life: HolderLife) -> str:
-    """The namespace of a pod; the account or the user of a job."""
+    """Returns the tenant of a holder: the namespace of a pod, the account or else the user of a job."""
     return life.name.namespace or life.owner.rpartition("/")[2] or "(not named)"
 
 
 def owner_of(gang: PastGang) -> str:
-    """Who gets the mail about a gang: the user, the team, or all of a namespace."""
+    """Returns the receiver of a mail about a gang: its user, its team, or all members of its tenant."""
     life = gang.lives[0]
     return life.owner or gang.team or tenant_of(life)
 
 
 class Sums:
-    """Replays policies on the gangs of a period."""
+    """Replays policies on the gangs of a period, and adds up their decisions."""
 
     def __init__(self, gangs: Sequence[PastGang], start: float, price_of: PriceOf) -> None:
-        """`start`: decisions before it do not count (Unix seconds)."""
+        """`start`: earlier decisions do not count (Unix seconds)."""
         self._gangs, self._start, self._price_of = gangs, start, price_of
 
     def add(self, figures: Figures, each: Replayed) -> None:
@@ -200,7 +205,9 @@ class Sums:
         figures.add(measure(each, self._price_of))
 
     def tally(self, book: Rulebook, floor: int, *, is_trusted: bool = False) -> Tally:
-        """The result of a policy with the zeros at a floor. `is_trusted`: as if every source proved its zeros."""
+        """Returns the result of a policy. `floor`: index in model.FLOORS. `is_trusted`: treats every measured zero as
+        idle time.
+        """
         judge, found = Replayer(book, floor, is_trusted=is_trusted), Tally()
         for gang in self._gangs:
             replay = judge.replay(gang)
@@ -209,7 +216,7 @@ class Sums:
         return found
 
     def _hold_back(self, found: Tally, policy: Policy) -> None:
-        """Finds the decisions whose marks a brake or a limit would have delayed. Each member of a gang is one mark."""
+        """Counts the decisions whose marks a brake or a limit would have delayed. Each gang member has one mark."""
         tenures = [each for gang in self._gangs for life in gang.lives for each in life.tenures]
         end = max((each.end for each in tenures), default=self._start)
         held_s = sum(max(0.0, each.end - max(each.start, self._start)) for each in tenures)
@@ -229,7 +236,9 @@ class Sums:
     def grid(
         self, books: Mapping[float, Rulebook], *, is_trusted: bool, is_kept: bool = True
     ) -> dict[tuple[float, float], Tally]:
-        """The figures of several policies, by the key of the policy and the floor. `is_kept`: with each decision."""
+        """Returns the results of several policies, by key of the policy and by floor. `is_kept`: the results contain
+        the decisions.
+        """
         judges = {
             (key, number): Replayer(book, number, is_trusted=is_trusted, is_brief=True)
             for key, book in books.items()
@@ -273,7 +282,9 @@ class Sums:
 
 
 def with_window(book: Rulebook, window_s: float) -> Rulebook:
-    """The policy with this window for `underused` in all classes. Exemptions, ceilings and other settings stay."""
+    """Returns the policy with `window` as underused_after for all classes. Exemptions, ceilings and other settings
+    stay.
+    """
     site = book.site._replace(
         candidate_after=min(book.site.candidate_after, window_s), underused_after=window_s, interactive_after=window_s
     )
@@ -287,7 +298,7 @@ def _without_windows(rule: PolicyRule) -> PolicyRule:
 def find_longest(
     gangs: Iterable[PastGang], decided: Iterable[Replayed], floor: int, start: float, top: int
 ) -> list[IdleStretch]:
-    """The longest times for which a single holder had all its units idle, by GPU-hours."""
+    """Finds the longest times in which all units of a single holder were idle, by GPU-hours."""
     walls: defaultdict[int, list[float]] = defaultdict(list)
     for each in decided:
         walls[id(each.gang)].append(each.wall)
@@ -307,7 +318,7 @@ def find_longest(
 
 
 def idle_spans(life: HolderLife, floor: int) -> Iterator[tuple[float, float, str]]:
-    """The times in which all units of a holder were idle, each with its end."""
+    """Yields the times in which all units of a holder were idle, each with the way in which it ended."""
     first, *others = life.tenures
     for run in first.runs[floor]:
         begin, end, ended = run
@@ -325,5 +336,5 @@ def idle_spans(life: HolderLife, floor: int) -> Iterator[tuple[float, float, str
 
 
 def sort_rows(rows: Mapping[str, Figures]) -> list[tuple[str, Figures]]:
-    """The rows with the most hours first."""
+    """Returns the rows, most hours first."""
     return sorted(rows.items(), key=lambda item: (-item[1].hours, item[0]))

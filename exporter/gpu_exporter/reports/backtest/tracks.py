@@ -1,7 +1,7 @@
-"""Builds tenures from sightings: which holder was seen on which unit, and when the unit was idle. Pure.
+"""Builds tenures (the time of a holder on a unit) from the samples that show a holder on a unit. Pure.
 
-A source adds the sightings of one chunk after the other. A unit that is seen without its holder has been left. While
-no source sees the unit, its holder goes on, with a gap.
+Sources add their samples chunk by chunk. If a unit is seen without its holder, the holder has left it. If no source
+shows the unit, its holder remains, and the time is a gap.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NO_ENDS: Mapping[HolderId, Sequence[float]] = MappingProxyType({})
 
 
 class SeenPart(NamedTuple):
-    """A window that was seen for `seconds` of its PART_S. `is_busy`: some sample shows work."""
+    """A window of PART_S, of which `seconds` were seen. `is_busy`: a sample shows work."""
 
     seconds: float
     is_busy: bool
@@ -52,12 +52,15 @@ class SeenPart(NamedTuple):
 
 @dataclass(slots=True)
 class UnitTrack:
-    """The sightings of a holder on a unit, by time.
+    """All samples of one holder on one unit, as spans in order of time; spans that touch are joined.
 
-    - `seen`, `idle` (at each of FLOORS; the same list as long as they are the same), `doubts`: spans that touch are
-      one. `parts`: windows that were seen in part.
-    - `holes`: unknown time after an idle run, at most until the next one. `unknown`: further unknown time.
-    - `thin`, `host_work`, `longest_gap_s`, `share`: as in Tenure; None if the source does not divide units.
+    - `seen`: time with samples. `parts`: windows in which samples are missing, by start.
+    - `idle`: idle time, once for each of FLOORS. All entries are the same list until they differ.
+    - `doubts`: time in which zeros do not prove idleness.
+    - `holes`: unknown time after an idle run, which ends at the next idle run at the latest. `unknown`: other unknown
+      time.
+    - `thin`, `host_work`, `longest_gap_s`: as in Tenure. `share`: as in Tenure, None if the source does not divide
+      units.
     """
 
     unit: Unit
@@ -74,7 +77,7 @@ class UnitTrack:
     share: float | None = None
 
     def add_idle(self, at_floors: Sequence[Sequence[Span]]) -> None:
-        """Adds idle spans at each of FLOORS."""
+        """Adds idle spans. `at_floors`: once for each of FLOORS."""
         if any(each != at_floors[0] for each in at_floors) and self.idle[-1] is self.idle[0]:
             self.idle = [[*self.idle[0]] for _ in FLOORS]
         are_same = self.idle[-1] is self.idle[0]
@@ -84,7 +87,7 @@ class UnitTrack:
 
 
 def doubt_contradicted(sources: Sequence[Mapping[Key, UnitTrack]]) -> None:
-    """Where one source saw a unit work, the idle time of the others is not proven."""
+    """Marks idle time as doubtful if another source shows work on the same unit at that time."""
     if len(sources) < 2:
         return
     work: defaultdict[Board, list[tuple[int, Span]]] = defaultdict(list)
@@ -111,10 +114,11 @@ def build_tenures(
     *,
     has_free: bool = False,
 ) -> dict[HolderId, list[Tenure]]:
-    """The tenures of each holder. Empties `tracks`: both together need much memory.
+    """Builds the tenures of each holder. Empties `tracks` to save memory.
 
-    `end`: of the history (Unix seconds). `cuts`, `ends`: when pods of one name began and completed: an exporter may
-    name a completed pod for longer. `has_free`: whether the source sees units without a holder work.
+    `end`: end of the history (Unix seconds). `cuts`, `ends`: when pods of each name began and completed (Unix seconds),
+    because exporters may show a completed pod for longer. `has_free`: the source shows the work of units without a
+    holder.
     """
     presence: defaultdict[Board, list[Span]] = defaultdict(list)
     changes = Counter((board, start) for (_, board), track in tracks.items() for start in track.parts)
@@ -154,10 +158,10 @@ def build_tenures(
 
 
 def _resolve(track: UnitTrack, changes: Collection[float]) -> tuple[list[Span], list[Span]]:
-    """The times at which the holder was seen, and parts of them without samples, whose exact place is unknown.
+    """Returns the times in which the holder was present, and the parts of them with missing samples.
 
-    `changes`: windows in which the unit changed its holder. Of two neighbouring ones, each has its half of the time of
-    the other holder.
+    `changes`: windows in which the unit changed its holder. In two such windows in a row, each holder was present in
+    only one part.
     """
     found, thin = list(track.seen), []
     seen = tuple(merge(track.seen))
@@ -178,12 +182,12 @@ def _resolve(track: UnitTrack, changes: Collection[float]) -> tuple[list[Span], 
 
 
 def _goes_on(track: UnitTrack, changes: Collection[float], one: float, other: float) -> bool:
-    """Whether a holder was perhaps there all the time from one window to the next, both seen in part."""
+    """Returns whether the holder may have been present all the time in both of these neighbouring windows."""
     return one in track.parts and other in track.parts and not (one in changes and other in changes)
 
 
 def _cut(seen: list[Span], board: Spans, cuts: Sequence[float]) -> list[list[Span]]:
-    """Divides the time of a holder where it left the unit, or where another pod of its name began."""
+    """Divides the time of a holder where it left the unit, and where another pod of the same name began."""
     tenures: list[list[Span]] = []
     for start, end in seen:
         last = tenures[-1][-1][1] if tenures else None
@@ -249,7 +253,7 @@ def _build(
 
 
 def _find_holes(idle: list[Span], parts: dict[float, SeenPart], start: float, end: float) -> Iterable[Span]:
-    """Breaks between two idle spans in which no source saw the unit, or saw it work."""
+    """Yields the unknown times between two idle spans: their windows lack samples, and no sample shows work."""
     for (_, begin), (stop, _) in itertools.pairwise(idle):
         first = begin // PART_S * PART_S
         of = [parts.get(first + n * PART_S) for n in range(int((stop - first - 1e-6) // PART_S) + 1)]
@@ -265,7 +269,9 @@ def _end_runs(
     ended: str,
     interval_s: float,
 ) -> Iterable[IdleRun]:
-    """The idle runs, each with its end. Omits short runs between work."""
+    """Yields the idle runs, each with the way in which it ended. Omits runs shorter than SHORT_S between two times of
+    work.
+    """
     near_s = 2.0 * interval_s  # the edges of gaps and tenures are known to a sample
     gap_starts, gap_ends = [gap[0] for gap in gaps], [gap[1] for gap in gaps]
     for begin, stop in idle:
@@ -286,7 +292,7 @@ def _end_runs(
 
 
 def _share(tenures: list[Tenure]) -> None:
-    """Divides a unit among the holders that have it at the same time."""
+    """Divides a unit equally among the holders that have it at the same time."""
     tenures.sort(key=lambda each: each.start)
     beside: Counter[int] = Counter()
     for number, each in enumerate(tenures):

@@ -1,1 +1,1 @@
-"""Queries over a long past to any PromQL API, in chunks that obey the limits of the server."""
+"""Queries a long past from any PromQL API, in chunks that respect the server's limits."""

@@ -1,9 +1,8 @@
-"""Range queries over days and weeks to a PromQL API, in chunks that the server accepts.
+"""Queries days and weeks from a PromQL API, in chunks that the server accepts.
 
-A query has one value per window. Its expression covers the window before each value, so values of neighbouring windows
-share no sample. If the server refuses a chunk because it is too large, too long or too slow, chunks of half its length
-are asked instead. A query that fails for a reason that may pass is sent again. All queries are read-only, and at most
-two run at the same time.
+Each value covers one window: the time before the value. Windows do not overlap, so no sample counts twice. If the
+server refuses a chunk as too large, too long or too slow, the chunk is halved. A query that fails for a reason that may
+pass is retried. All queries only read, and at most two run at the same time.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ R = TypeVar("R")
 
 
 class WindowSpan(NamedTuple):
-    """Consecutive windows of `window` seconds from `start` to `end` (Unix seconds)."""
+    """Consecutive windows of `window` seconds, from `start` to `end` (Unix seconds)."""
 
     start: float
     end: float
@@ -66,10 +65,7 @@ class WindowSpan(NamedTuple):
 
 
 class WindowSeries(NamedTuple):
-    """The values of one series, by the start of their window (Unix seconds).
-
-    `name`: the name of the metric, often "".
-    """
+    """The values of one series, by start of the window (Unix seconds). `name`: name of the metric, often ""."""
 
     labels: Labels
     values: Mapping[float, float]
@@ -77,7 +73,7 @@ class WindowSeries(NamedTuple):
 
 
 class Store(Protocol):
-    """Keeps answers, so that an interrupted report continues where it stopped."""
+    """Keeps answers, so that an interrupted report can continue."""
 
     def get(self, key: str) -> str | None: ...
 
@@ -85,7 +81,7 @@ class Store(Protocol):
 
 
 class QueryWatch(Protocol):
-    """Shows what a report has asked, and what remains."""
+    """Shows the progress of the queries."""
 
     def asked(self, name: str, seconds: float) -> None: ...
 
@@ -102,7 +98,9 @@ class History:
         clock: Clock = SYSTEM_CLOCK,
         rest: Callable[[float], object] | None = None,
     ) -> None:
-        """`rest`: called after each query with the seconds that it took. It may wait, for other users of the server."""
+        """`rest`: called after each query with its duration (seconds). It may wait, so that the server has time for
+        other users.
+        """
         self._address, self._fetch, self._store = address, fetch, store
         self._progress, self._clock, self._rest = progress, clock, rest
         self._skipped: dict[int, str] = {}  # reasons by series
@@ -116,11 +114,11 @@ class History:
 
     @property
     def skipped(self) -> int:
-        """The number of series that could not be read, and so are in no answer."""
+        """The number of series that could not be parsed, and are missing in the answers."""
         return len(self._skipped)
 
     def describe_skipped(self) -> str:
-        """The series that could not be read, with the reasons; "" without any."""
+        """Returns a text about the series that could not be parsed, with the reasons. "" if there are none."""
         if not self._skipped:
             return ""
         reasons = sorted(set(self._skipped.values()))
@@ -206,7 +204,7 @@ class History:
             raise AnswerError(str(exc)) from exc
 
     def end_chunk(self) -> None:
-        """Forgets the labels of this chunk. Those of the next one are mostly others."""
+        """Forgets the labels of this chunk, because most labels of the next chunk are new."""
         self._same.clear()
 
     def ask_names(self, name: str, expression: str, span: WindowSpan) -> dict[str, tuple[int, float]]:
@@ -246,7 +244,7 @@ class History:
         return series
 
     def _get_kept(self, key: str, expression: str, span: WindowSpan) -> list[WindowSeries] | None:
-        """The kept answer, None if there is none or if it is damaged."""
+        """Returns the kept answer, None if it is missing or damaged."""
         text = self._store.get(key) if self._store is not None else None
         try:
             return None if text is None else parse_matrix(text, expression, span, self._skipped, self._same)
@@ -286,10 +284,8 @@ class History:
             self._rest(took)
 
     def _may_pass(self, exc: AnswerError, took: float) -> bool:
-        """Whether the same query may succeed a little later.
-
-        Before the first answer, an address without a server or without a PromQL API is a mistake of the user, so only
-        the statuses of a busy server count.
+        """Returns whether the same query may succeed a little later. Before the server's first answer, only the status
+        codes of a busy server count: other failures then show a wrong address.
         """
         status = exc.status if isinstance(exc, FetchError) else None
         if status is None:
@@ -300,7 +296,7 @@ class History:
 
 
 class Damaged(AnswerError):
-    """The answer is incomplete, or not the form of a PromQL API."""
+    """The answer is incomplete, or not in the format of a PromQL API."""
 
 
 class TooLarge(AnswerError):
@@ -386,10 +382,9 @@ def _skip(row: Any, exc: Exception, skipped: dict[int, str]) -> None:
 
 
 def _is_partial(warnings: Any) -> bool:
-    """Whether the warnings tell that data are missing or wrong.
-
-    A note on the style of a query is harmless. Prometheus 3 puts it into `infos`, but others put it here. A "PromQL
-    warning" is not harmless: it may tell that samples of a wrong type are left out.
+    """Returns whether a warning of the server shows that data is missing or wrong. Notes on the style of a query are
+    harmless. Prometheus 3 puts such notes into `infos`, but other servers put them into the warnings. A "PromQL
+    warning" is not harmless: it may report that samples of a wrong type were dropped.
     """
     if not warnings:
         return False

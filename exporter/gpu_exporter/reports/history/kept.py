@@ -1,4 +1,4 @@
-"""Keeps the answers of a PromQL API in a folder, so that an interrupted report continues where it stopped."""
+"""Keeps the answers of a PromQL API in a folder, so that an interrupted report can continue."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from gpu_exporter.reports.history.asking import ANSWER_BYTES
 
 
 class Folder:
-    """A Store of one file per answer. Its files hold label values of the site, so only their owner may read them."""
+    """Stores each answer in a file. The files contain label values of the site, so only their owner may read them."""
 
     def __init__(self, path: Path, tenant: str = "") -> None:
-        """Makes the folder. `tenant`: chooses what the server shows, as Client.tenant; answers of others are not used.
-
-        Raises OSError, also for a folder that other users can open, or that belongs to one of them. Its mode is not
-        changed, because the folder may have other uses.
+        """Creates the folder. `tenant`: as Client.tenant; answers for another tenant are not used. Raises OSError, also
+        if another user owns the folder or can open it. Never changes the mode of an existing folder, because it may
+        have another purpose.
         """
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
@@ -33,7 +32,7 @@ class Folder:
         self._path, self._tenant = path, tenant
 
     def get(self, key: str) -> str | None:
-        """The kept answer, None if there is none or if its file is damaged."""
+        """Returns the kept answer, None if it is missing or damaged."""
         try:
             return read_gzip(self._file(key), ANSWER_BYTES).decode("utf-8")
         except (OSError, EOFError, ValueError):

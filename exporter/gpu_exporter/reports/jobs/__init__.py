@@ -1,1 +1,1 @@
-"""The report about one job or pod: what its GPUs did, compared with what the scheduler gave it."""
+"""Reports the use of one job's or pod's GPUs, compared with the GPUs that its scheduler gave it."""

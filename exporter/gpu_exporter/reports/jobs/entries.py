@@ -1,6 +1,6 @@
-"""Reads the runs of a job without a PromQL API: the present ones from exporters, ended ones from this node's records.
+"""Reads the runs of a job without a PromQL API: running ones from exporters, ended ones from the records on this node.
 
-Both have the form of `allocations` on the status page of an exporter (/api/v1/status).
+Exporters and records use the same format: `allocations` of the status page (/api/v1/status).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BOARD = ("name", "memory_total_bytes")  # of a GPU, beside its allocations
 def read_exporters(
     asked: AskedJob, nodes: Sequence[Address], fetch: Callable[..., str]
 ) -> tuple[list[JobRun], list[str]]:
-    """The present runs of the job on these nodes, and a text for each node that did not answer."""
+    """Reads the running runs of the job on these nodes. Also returns a text for each node that did not answer."""
 
     def read(node: Address) -> tuple[list[tuple[str, Any, float]], str]:
         found, problem = read_status(node, fetch, lambda answer: _list_entries(node_of(node), answer), "source")
@@ -47,8 +47,8 @@ def read_exporters(
 
 
 def _list_entries(node: str, text: str) -> list[tuple[str, Any, float]]:
-    """The allocations of a status page, each with its GPU's name and memory, and the time of the page by its own clock,
-    which is also that of the starts.
+    """Returns the allocations of a status page, each with the name and memory of its GPU. Also returns the page's time,
+    by the same clock as the starts of the allocations.
     """
     answer = load_json(text)
     boards = {gpu["uuid"]: {name: gpu[name] for name in BOARD} for gpu in answer["gpus"]}
@@ -57,7 +57,9 @@ def _list_entries(node: str, text: str) -> list[tuple[str, Any, float]]:
 
 
 def read_records(asked: AskedJob, directory: Path) -> tuple[list[JobRun], list[str]]:
-    """The ended runs of the job in the records of this node that the user may read, and a text for each other file."""
+    """Reads the ended runs of the job from the records that this user may read. Also returns a text for each unreadable
+    file.
+    """
     entries: list[tuple[str, Any, float]] = []
     problems = []
     for path in _readable(directory):
@@ -77,7 +79,9 @@ def read_records(asked: AskedJob, directory: Path) -> tuple[list[JobRun], list[s
 
 
 def _readable(directory: Path) -> list[Path]:
-    """The files of records that this user may read. The directory cannot be listed by other users than root."""
+    """Returns the record files that this user may read. Only root can list the directory, so the user's own file is
+    tried too.
+    """
     try:
         paths = sorted(directory.glob("[0-9]*.jsonl"))
     except OSError:
@@ -87,7 +91,9 @@ def _readable(directory: Path) -> list[Path]:
 
 
 def make_runs(asked: AskedJob, entries: Iterable[tuple[str, Any, float]], *, is_running: bool) -> list[JobRun]:
-    """The runs of the job among these allocations, each with its node and the end of what is known."""
+    """Makes runs from those of these allocations that belong to the job. `entries`: node, allocation, and the time up
+    to which the allocation is known (Unix seconds).
+    """
     abouts: dict[str, Mapping[str, Any]] = {}
     uses: dict[tuple[object, ...], tuple[str, GpuUse]] = {}  # the last entry of each GPU of a run
     for node, entry, end in entries:
@@ -131,8 +137,8 @@ def _read_use(node: str, entry: Mapping[str, Any], end: float) -> GpuUse:
 
 
 def merge_exact(runs: list[JobRun], records: Iterable[JobRun]) -> list[JobRun]:
-    """Takes the sums of the node's records in place of those of the last scrape, which are older. A run that only the
-    records have is added.
+    """Replaces the counters of each run by those in the node's records, which are newer than the last scrape. Adds runs
+    that only the records contain.
     """
     for record in records:
         run = next((each for each in runs if each.raw == record.raw and abs(each.start - record.start) < 2.0), None)

@@ -1,8 +1,8 @@
-"""Reads the runs of a job from the series of gpu-exporter in a PromQL API, also after its end.
+"""Reads the runs of a job from the series of gpu-exporter in a PromQL API, also after the job's end.
 
-First, coarse windows show when series of the job existed. Then finer windows of this time have its counters. All
-counters of a holder begin at 0 with each run, and the start tells the runs apart: a requeued job has the same labels.
-What a window does not show, such as the end of a run in whose window the next run began, is unknown.
+Coarse windows show when the job had series. Finer windows of this time then have its counters. A requeued job keeps its
+labels, but all its counters begin at 0 in the new run, and its start differs. If one run ends and the next begins in
+the same window, the end is unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ By: TypeAlias = dict[Key, dict[float, float]]
 
 
 class FoundSeries(NamedTuple):
-    """The series of a job. `about`: labels of each series. `span`: the time in which they existed."""
+    """The series of a job. `about`: labels by series. `span`: the time in which the series existed."""
 
     about: dict[Key, dict[str, str]]
     span: WindowSpan
@@ -48,7 +48,7 @@ class JobHistory:
         self._since_s, self._now = since_s, math.floor(now)
 
     def read(self, asked: AskedJob) -> list[JobRun]:
-        """The runs of the job."""
+        """Returns the runs of the job."""
         found = self._find(asked)
         if found is None:
             return []
@@ -101,7 +101,7 @@ class JobHistory:
         return ",".join(filter(None, (where, self._matcher)))
 
     def _pods_of(self, asked: AskedJob) -> list[str]:
-        """The pods of the owner of this name, as the site's rules recorded them."""
+        """Returns the pods of the owner with this name, from the recordings of the site's rules."""
         where = [
             f'namespace="{quote(asked.namespace)}"',
             f'workload="{quote(asked.name)}"',
@@ -113,7 +113,9 @@ class JobHistory:
 
     @staticmethod
     def _refuse_several(asked: AskedJob, found: FoundSeries) -> None:
-        """Two clusters may have jobs or pods of one name, which are different ones."""
+        """Raises AnswerError if several clusters have a job or pod with this name, because these are different jobs or
+        pods.
+        """
         places = {(key[0], about.get("slurm_cluster", "")) for key, about in found.about.items()}
         slurm = {name for _, name in places} - {""}
         clusters = {cluster for cluster, _ in places}
@@ -154,7 +156,7 @@ class JobHistory:
 
     @staticmethod
     def _split(key: Key, starts: Mapping[float, float], plain: Mapping[str, By], window: float) -> list[GpuUse]:
-        """The runs of one series, by its start."""
+        """Divides one series into runs, by the start that it reports."""
         runs: list[GpuUse] = []
         before: dict[str, float] = {}
         counters = {name: plain[name].get(key, {}) for name in (*SUMS, "energy")}
@@ -189,7 +191,7 @@ class JobHistory:
         return runs
 
     def _add_boards(self, found: FoundSeries, uses: Sequence[tuple[Key, GpuUse]]) -> None:
-        """Reads the model and the memory of each GPU."""
+        """Adds the model and the memory of each GPU."""
         boards, instances = ({key[place] for key in found.about} - {""} for place in (2, 3))
         length = found.span.end - found.span.start
         span = WindowSpan(found.span.start, found.span.end, max(FIRST_S, math.ceil(length / 100)))
@@ -228,7 +230,7 @@ class JobHistory:
 
 
 def _place(about: Mapping[str, str]) -> str:
-    """The index of the GPU, as nvidia-smi prints it, with that of its instance."""
+    """Returns the GPU's index as nvidia-smi prints it, followed by `:` and the MIG instance if there is one."""
     return ":".join(filter(None, (about.get("gpu", ""), about.get("mig", ""))))
 
 
@@ -245,7 +247,7 @@ def _counter(name: str, where: str, over: str) -> str:
 
 
 def _add_counts(uses: Sequence[tuple[Key, GpuUse]], tables: Mapping[str, Answers]) -> None:
-    """Adds the states and causes of each run, by the time of their samples."""
+    """Adds the number of samples with each state and cause to the run in which the samples were taken."""
     runs: dict[Key, list[GpuUse]] = defaultdict(list)
     for key, use in uses:
         runs[key].append(use)

@@ -1,4 +1,4 @@
-"""What is known about a job: its runs, the use of each GPU of each run, and Slurm's record. Times are Unix seconds."""
+"""The data about a job: its runs, the use of each GPU, and Slurm's record. Times are Unix seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ APART_S = 15.0  # starts of one run on several nodes differ by less; a requeued 
 
 
 class Slot(NamedTuple):
-    """A part of the time of a GPU: `observed_s` of it are known, with `busy_s` seconds of work."""
+    """A part of a GPU's time. `observed_s`: seconds with known activity. `busy_s`: seconds of work."""
 
     start: float
     length_s: float
@@ -30,12 +30,11 @@ class Slot(NamedTuple):
 
 @dataclass(slots=True)
 class GpuUse:
-    """The use of one GPU or MIG instance by one run. Seconds, joules and bytes; None is unknown.
+    """The use of one GPU or MIG instance by one run, in seconds, joules and bytes. None is unknown.
 
-    - `end`: when the holder was last seen.
-    - `slots`: its course. Empty if only the sums are known.
-    - `states`, `causes`: number of samples with each state and cause. `samples`: number of all samples.
-    - `values`: the numbers of the causes, by cause and quantity.
+    - `end`: when the holder was last seen. `slots`: use over time; empty if only the sums are known.
+    - `samples`: number of samples. `states`, `causes`: number of samples by state and by cause.
+    - `values`: the numbers of each cause, by quantity.
     """
 
     node: str
@@ -64,8 +63,9 @@ class GpuUse:
         return self.busy_s / self.observed_s if self.observed_s > 0.0 else None
 
     def settle(self, seen: float = 0.0) -> None:
-        """Sets the end, and keeps each part within the whole. `seen`: a time at which the holder was there. An exporter
-        that began after the start, or lost its state, did not count all the time held until then.
+        """Sets `end`, and limits each part to the whole. `seen`: a time at which the holder had the GPU (Unix seconds).
+        The held time reaches at least up to `seen`, because an exporter that started late or lost its state counted too
+        little.
         """
         self.held_s = max(self.held_s, seen - self.start)
         self.end = self.start + self.held_s
@@ -76,8 +76,8 @@ class GpuUse:
             left -= getattr(self, name)
 
     def trim(self, most_s: float) -> None:
-        """Limits the time held to Slurm's. A node releases a GPU only after the epilog; until then, nothing of the job
-        runs, so this time is first taken from the idle time.
+        """Limits the held time to Slurm's elapsed time (`most_s`). The node releases a GPU only after the epilog, when
+        the job does no more work. So the surplus is taken from the idle time first.
         """
         self.held_s = min(self.held_s, most_s)
         if self.observed_s > most_s:
@@ -89,7 +89,7 @@ class GpuUse:
 
     @property
     def is_unused(self) -> bool:
-        """Whether it never worked. Nobody knows this of a GPU that was not measured for a part of its time."""
+        """Whether the GPU certainly never worked. False if a part of its time was not measured."""
         known = self.observed_s
         worked_s = min(self.busy_s, known - self.idle_s)  # the rest of busy_s is noise while idle
         is_quiet = self.busy_s <= NEVER_USED * known and self.idle_s >= IDLE_MIN * known
@@ -97,8 +97,10 @@ class GpuUse:
 
 
 class SlurmRun(NamedTuple):
-    """One run in the record of slurmdbd. `raw`: the id of this task or component. `name`: as in squeue: 42, 16_3 or
-    104+1. `limit_s`: None without a time limit. `end`: None while it runs.
+    """One run in Slurm's record.
+
+    - `raw`: job id of this task or component. `name`: as in squeue, e.g. 42, 16_3 or 104+1.
+    - `limit_s`: None without a time limit. `end`: None while it runs.
     """
 
     raw: str
@@ -119,7 +121,7 @@ class SlurmRun(NamedTuple):
 
 @dataclass(slots=True)
 class JobRun:
-    """One run of a job, of a task of an array or of a component, or one pod. `raw`: as in SlurmRun, or the pod."""
+    """One run of a job, array task or component, or one pod. `raw`: as in SlurmRun; for a pod, its name."""
 
     raw: str
     name: str
@@ -140,14 +142,14 @@ class JobRun:
 
     @property
     def is_unused(self) -> bool:
-        """Whether none of its GPUs ever worked, also of those that only Slurm counts."""
+        """Whether certainly none of its GPUs ever worked, including GPUs that only Slurm counts."""
         use = self.use
         return all(gpu.is_unused for gpu in self.gpus) and use.observed_s > MEASURED * use.held_s
 
 
 class GpuSums(NamedTuple):
-    """Sums over the GPUs of runs, in GPU-seconds. `held_s`: by Slurm's record, else as measured. `measured_s`: held by
-    the exporters' count. `unknown_s`: the part of `held_s` in which no utilization is known.
+    """Sums over GPUs, in GPU-seconds. `held_s`: from Slurm's record, otherwise as measured. `measured_s`: held time
+    that exporters counted. `unknown_s`: the part of `held_s` without known utilization.
     """
 
     gpus: float
@@ -165,14 +167,14 @@ class GpuSums(NamedTuple):
         return self.busy_s / self.observed_s if self.observed_s > 0.0 else None
 
     def share(self, seconds: float) -> float:
-        """The share of the held time."""
+        """Returns these seconds as a share of the held time."""
         return seconds / self.held_s if self.held_s > 0.0 else 0.0
 
 
 @dataclass(slots=True)
 class JobReport:
-    """The answer. `notes`: what is missing, as texts for people. `incomplete`: a source failed. `has_record`: whether
-    Slurm keeps a record of jobs, and shows it on this host.
+    """The content of a report. `notes`: texts about missing data. `incomplete`: a source failed. `has_record`: Slurm
+    keeps a record of jobs that this host can read.
     """
 
     title: str
@@ -192,7 +194,7 @@ class JobReport:
 
 
 def add_up(runs: Iterable[JobRun]) -> GpuSums:
-    """The sums of these runs. Slurm's record, if there is one, has the time that they held."""
+    """Returns the sums of these runs. The held time is from Slurm's record if there is one."""
     runs = list(runs)
     use = add_up_gpus([gpu for run in runs for gpu in run.gpus])
     held = gpus = unknown = 0.0
@@ -206,7 +208,7 @@ def add_up(runs: Iterable[JobRun]) -> GpuSums:
 
 
 def add_up_gpus(gpus: Sequence[GpuUse]) -> GpuSums:
-    """The sums of these GPUs."""
+    """Returns the sums of these GPUs."""
     held, observed, busy, idle, stalled = (sum(getattr(gpu, f"{name}_s") for gpu in gpus) for name in SUMS)
     energies = [gpu.energy_j for gpu in gpus if gpu.energy_j is not None]
     energy = sum(energies) if gpus and len(energies) == len(gpus) else None
@@ -214,7 +216,9 @@ def add_up_gpus(gpus: Sequence[GpuUse]) -> GpuSums:
 
 
 def percentile(gpus: Iterable[GpuUse], share: float) -> float | None:
-    """The utilization below which the GPUs were for this share (0 to 1) of their known time, by slots."""
+    """Returns a percentile of the GPUs' utilization over their known time. `share`: 0 to 1, e.g. 0.95 for p95. None if
+    no time is known.
+    """
     slots = [slot for gpu in gpus for slot in gpu.slots if slot.observed_s]
     known = sorted((slot.busy_s / slot.observed_s, slot.observed_s) for slot in slots)
     limit, upto = share * sum(weight for _, weight in known), 0.0
@@ -226,7 +230,9 @@ def percentile(gpus: Iterable[GpuUse], share: float) -> float | None:
 
 
 def course(gpus: Sequence[GpuUse], parts: int) -> list[float | None]:
-    """The mean utilization in so many equal parts of the time from the first start to the last end; None is unknown."""
+    """Returns the mean utilization in `parts` equal parts of the time from the first start to the last end. None is
+    unknown.
+    """
     slots = [slot for gpu in gpus for slot in gpu.slots]
     if not slots:
         return []
@@ -245,7 +251,7 @@ def course(gpus: Sequence[GpuUse], parts: int) -> list[float | None]:
 
 
 def group_runs(uses: Iterable[tuple[str, GpuUse]]) -> list[tuple[str, list[GpuUse]]]:
-    """The runs of each raw id: GPUs with nearly the same start. A run has each GPU once."""
+    """Groups the GPUs of each raw id into runs: GPUs with nearly the same start. A run contains each GPU only once."""
     runs: list[tuple[str, list[GpuUse]]] = []
     ordered = sorted(uses, key=lambda item: (item[0], item[1].start))
     for raw, of_job in itertools.groupby(ordered, key=lambda item: item[0]):
@@ -260,7 +266,9 @@ def group_runs(uses: Iterable[tuple[str, GpuUse]]) -> list[tuple[str, list[GpuUs
 
 
 def build_run(raw: str, about: Mapping[str, str], gpus: list[GpuUse], *, is_running: bool) -> JobRun:
-    """A run with the name as in squeue: 16_3 for a task of an array, 104+1 for a component. `about`: its labels."""
+    """Makes a run. Its name is as in squeue: 16_3 for an array task, 104+1 for a component. `about`: labels of the
+    holder.
+    """
     name = raw
     for mark, of, part in (("_", "array_job_id", "array_task_id"), ("+", "het_job_id", "het_job_offset")):
         if about.get(of) and about.get(part):
@@ -272,7 +280,7 @@ def build_run(raw: str, about: Mapping[str, str], gpus: list[GpuUse], *, is_runn
 
 
 def add_slurm(runs: list[JobRun], record: Sequence[SlurmRun]) -> list[JobRun]:
-    """Joins the measured runs with Slurm's record of them. A run of the record that nothing measured has no GPUs."""
+    """Adds to each measured run its entry in Slurm's record. An unmeasured entry becomes a run without GPUs."""
     left = list(runs)
     joined: list[JobRun] = []
     for entry in record:
@@ -296,8 +304,8 @@ def add_slurm(runs: list[JobRun], record: Sequence[SlurmRun]) -> list[JobRun]:
 
 
 def leave_out_others(runs: Sequence[JobRun]) -> list[JobRun]:
-    """The runs of the user of the last run. Slurm gives an id again (MaxJobId, or slurmctld lost its state). A user
-    without a name, or a name that a host could not resolve (uid:1001), is not another one.
+    """Returns only the runs of the newest run's user, because Slurm may give an id to another user's job later
+    (MaxJobId, or lost state). A run without a user name, or with a placeholder such as uid:1001, is kept.
     """
 
     def user(run: JobRun) -> str:
@@ -309,7 +317,7 @@ def leave_out_others(runs: Sequence[JobRun]) -> list[JobRun]:
 
 
 def sort_runs(runs: Iterable[JobRun]) -> list[JobRun]:
-    """The runs by name, with tasks in the order of their numbers, and runs of one job by start."""
+    """Sorts runs by name, with numbers in numerical order, and runs of one job by start."""
 
     def order(run: JobRun) -> tuple[list[int], str, float]:
         return [int(part) for part in re.findall(r"\d+", run.name)], run.name, run.start

@@ -1,4 +1,4 @@
-"""Parses the job or pod that a user names, and builds its PromQL matchers."""
+"""Parses the job or pod that a user names, and builds the PromQL matchers for it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ FORMS = "write a job as ID, ARRAY_TASK or LEADER+OFFSET, and a pod or the owner 
 
 
 class AskedJob(NamedTuple):
-    """A job of Slurm, or pods.
+    """A Slurm job, or pods.
 
-    A task shows its array only after some minutes, and a short one never does. So Slurm's record, if there is one,
-    has the ids of the tasks.
-
-    - `number`: the id of a job, of an array or of the leader of a heterogeneous job.
-    - `mark`, `part`: "_" and the task of the array, or "+" and the offset of the component; both "" for all of it.
-    - `namespace`, `name`: of a pod, or of the owner of pods (a Job, a PodGang, a Deployment).
-    - `raws`: the raw ids of its tasks or components in Slurm's record.
+    - `number`: id of a job, of an array, or of the leader of a heterogeneous job.
+    - `mark`, `part`: `_` and an array task, or `+` and the offset of a component. Both are "" for the whole job.
+    - `namespace`, `name`: of a pod, or of an owner of pods (a Job, a PodGang, a Deployment).
+    - `raws`: job ids of its tasks or components in Slurm's record. The series show a task's array only after some
+      minutes, so short tasks are found only by these ids.
     """
 
     number: str = ""
@@ -38,7 +36,7 @@ class AskedJob(NamedTuple):
         return f"job {self.number}{self.mark}{self.part}" if self.number else f"{self.namespace}/{self.name}"
 
     def labels(self) -> list[list[tuple[str, str]]]:
-        """The labels, with their values, of each kind of holder that may belong to it."""
+        """Returns label values of each kind of holder that may belong to the job."""
         if not self.number:
             return [[("namespace", self.namespace), ("pod", self.name)]]
         if self.mark == "_":
@@ -48,12 +46,12 @@ class AskedJob(NamedTuple):
         return [[(label, self.number)] for label in ("job_id", "array_job_id", "het_job_id")]
 
     def matchers(self) -> list[str]:
-        """The same as matchers of PromQL, and one for `raws`."""
+        """Returns `labels` as PromQL matchers, and a matcher for `raws`."""
         each = [",".join(f'{label}="{quote(value)}"' for label, value in labels) for labels in self.labels()]
         return [*each, any_of("job_id", sorted(self.raws)[:RAWS_MAX])] if self.raws else each
 
     def has(self, labels: Mapping[str, object]) -> bool:
-        """Whether a holder with these labels belongs to it."""
+        """Returns whether a holder with these labels belongs to the job."""
         if labels["scheduler"] != ("slurm" if self.number else "kubernetes"):
             return False
         return labels.get("job_id") in self.raws or any(
@@ -71,5 +69,5 @@ def parse_name(text: str) -> AskedJob | None:
 
 
 def any_of(label: str, values: Collection[str]) -> str:
-    """A matcher for a series with one of these values."""
+    """Returns a matcher for series whose label has one of these values."""
     return f'{label}=~"{"|".join(map(literal, sorted(values)))}"'

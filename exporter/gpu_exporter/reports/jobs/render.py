@@ -1,4 +1,4 @@
-"""A report about a job as text of 80 columns, as one line, or as JSON."""
+"""Renders the report about a job as text of 80 columns, as one line, or as JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DROPPED = ("P5", "P95", "STALL", "START (UTC)")  # columns, in this order, of a 
 
 
 def render_text(report: JobReport) -> str:
-    """Renders the report. The first lines are the answer."""
+    """Renders the report. The first lines are the summary."""
     lines = [*textwrap.wrap(one_line(headline(report)), WIDTH), ""]
     for name, text in _facts(report):
         lines += textwrap.wrap(one_line(text), WIDTH, initial_indent=name.ljust(MARGIN), subsequent_indent=" " * MARGIN)
@@ -65,12 +65,12 @@ def render_text(report: JobReport) -> str:
 
 
 def render_line(report: JobReport) -> str:
-    """Renders the answer in one line, for a mail or a log."""
+    """Renders the summary in one line, for a mail or a log."""
     return f"{one_line(headline(report), LINE_MAX)}\n"
 
 
 def render_json(report: JobReport) -> str:
-    """Renders all numbers, in seconds, joules and bytes; unknown ones are null."""
+    """Renders JSON with all numbers, in seconds, joules and bytes. Unknown numbers are null."""
     answer = {
         "job": report.title,
         "at_timestamp_seconds": round(report.at, 3),
@@ -86,7 +86,7 @@ def render_json(report: JobReport) -> str:
 
 
 def _facts(report: JobReport) -> Iterator[tuple[str, str]]:
-    """Name and text of each line below the answer."""
+    """Yields name and text of each line below the summary."""
     use, gpus, last = report.use, report.gpus, report.runs[-1]
     owner = [f"{name} {text}".removeprefix("user ") for name in OWNER if (text := last.owner.get(name, ""))]
     if owner:
@@ -122,12 +122,12 @@ def _facts(report: JobReport) -> Iterator[tuple[str, str]]:
 
 
 def draw(parts: Sequence[float | None]) -> str:
-    """The utilization in each part as a character; a blank is unknown."""
+    """Draws the utilization: one character for each part, a blank for an unknown part."""
     return "".join(shade(value, 1.0) for value in parts)
 
 
 def _runs(report: JobReport) -> Iterator[str]:
-    """The table of tasks or runs: the worst tasks first if there are many, else in their order."""
+    """Renders the table of tasks or runs. A long table has only the ones with the lowest utilization."""
     runs = report.runs
     if len(runs) > ROWS_MAX:
         known = sorted((run for run in runs if run.use.mean is not None), key=lambda run: run.use.mean or 0.0)
@@ -152,7 +152,7 @@ def _runs(report: JobReport) -> Iterator[str]:
 
 
 def _gpus(run: JobRun) -> Iterator[str]:
-    """The table of GPUs. A job with many GPUs has a row for each node."""
+    """Renders the table of GPUs. If there are many GPUs, the table has one row for each node."""
     groups = [[gpu] for gpu in run.gpus]
     nodes = sorted({gpu.node for gpu in run.gpus})
     if len(groups) > ROWS_MAX and len(nodes) > 1:
@@ -181,7 +181,7 @@ def _gpus(run: JobRun) -> Iterator[str]:
 
 
 def _fit(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: frozenset[str]) -> list[str]:
-    """The table, without columns from the right until it is at most 80 columns wide."""
+    """Renders the table. Drops columns, those in DROPPED first, until the table fits into 80 columns."""
     while True:
         lines = layout(header, rows, right)
         if max(map(len, lines)) <= WIDTH or len(header) < 3:
@@ -192,7 +192,7 @@ def _fit(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: frozen
 
 
 def _shares(use: GpuSums) -> list[str]:
-    """The parts of the held time; only the unknown time if nothing is known."""
+    """Returns the parts of the held time. If nothing is known, there is only the unknown part."""
     parts_s = (use.busy_s, use.idle_s, use.stalled_s, use.unknown_s)
     shares = [percent(use.share(part)) if use.held_s else "-" for part in parts_s]
     return shares if use.mean is not None else ["-", "-", "-", shares[-1]]
@@ -211,7 +211,7 @@ def _ending(run: JobRun) -> str:
 
 
 def _spread(runs: Sequence[JobRun]) -> str:
-    """The lowest and highest mean of the tasks."""
+    """Returns a text with the lowest and highest mean of the tasks."""
     means = sorted((run.use.mean, run.name) for run in runs if run.use.mean is not None)
     if len(means) < 2 or percent(means[0][0]) == percent(means[-1][0]):
         return ""
@@ -262,7 +262,7 @@ def _run_json(run: JobRun) -> dict[str, Any]:
 
 
 def _gpu_json(gpu: GpuUse) -> dict[str, Any]:
-    """The names are those of an allocation on the status page."""
+    """Returns a GPU as JSON, with the same keys as an allocation of the status page."""
     return {
         **{name: getattr(gpu, name) for name in ("node", "gpu", "uuid", "mig_uuid")},
         "name": gpu.model,

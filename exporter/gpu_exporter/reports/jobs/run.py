@@ -1,4 +1,4 @@
-"""`gpu-exporter job`: gathers what every source knows about a job, prints it and exits."""
+"""`gpu-exporter job`: collects the data of all sources about a job, and prints the report."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ NEAR_ALL = 0.02  # of the held time: a smaller unknown part needs no reason
 
 
 class JobSources(NamedTuple):
-    """Where to look. `prometheus`, `client`: None without a PromQL API. `exporters`: status pages. `is_local`: they are
-    the default, so that an exporter that does not run is no problem. `records`: the directory of this node's records.
+    """The sources to query.
+
+    - `prometheus`, `client`: None without a PromQL API. `exporters`: addresses of status pages.
+    - `is_local`: these addresses are the default, so a missing exporter is no problem. `records`: directory of this
+      node's records.
     """
 
     prometheus: Address | None
@@ -44,8 +47,8 @@ class JobSources(NamedTuple):
 
 
 def report_job(asked: AskedJob, since_s: float, sources: JobSources, form: str, clock: Clock = SYSTEM_CLOCK) -> int:
-    """Prints the report. Returns the exit code: NO_DATA if no source knows the job, PARTIAL if a source failed or if
-    nothing of its use was measured.
+    """Prints the report. Returns the exit code: NO_DATA if no source knows the job; PARTIAL if a source failed, or if
+    the use was not measured at all.
     """
     now = clock.wall()
     report, problems = gather(asked, since_s, sources, now)
@@ -62,7 +65,7 @@ def report_job(asked: AskedJob, since_s: float, sources: JobSources, form: str, 
 
 
 def gather(asked: AskedJob, since_s: float, sources: JobSources, now: float) -> tuple[JobReport, list[str]]:
-    """The report, and a text for each source that failed."""
+    """Collects the report. Also returns a text for each source that failed."""
     problems: list[str] = []
     record, has_record = _read_slurm(asked, since_s, problems) if asked.number else ([], True)
     asked = asked._replace(raws=frozenset(run.raw for run in record))
@@ -87,7 +90,7 @@ def gather(asked: AskedJob, since_s: float, sources: JobSources, now: float) -> 
     own = leave_out_others(runs)
     report = JobReport(asked.text, own, now, incomplete=bool(problems), has_record=has_record)
     if others := len(runs) - len(own):
-        report.notes.append(f"{others} earlier runs with this id belong to another user, and are left out")
+        report.notes.append(f"{others} earlier runs with this id belong to another user, and are not shown")
     report.notes += _explain_unknown(report, record)
     if not has_record and not asked.mark and any("_" in run.name for run in own):
         report.notes.append(f"More tasks may have run: {NO_TASKS}")
@@ -105,7 +108,7 @@ def _read_slurm(asked: AskedJob, since_s: float, problems: list[str]) -> tuple[l
 
 
 def _explain_unknown(report: JobReport, record: Sequence[SlurmRun]) -> list[str]:
-    """Why a part of the time was not measured."""
+    """Returns texts about the reasons why a part of the time was not measured."""
     use, notes = report.use, list[str]()
     if not record:
         return notes

@@ -1,6 +1,5 @@
-"""Reads Slurm's record of a job: every run, with its state, times, time limit and GPUs.
-
-sacct shows a user what Slurm lets this user see (PrivateData).
+"""Reads Slurm's record of a job: state, times, time limit and GPUs of each run. sacct may hide the jobs of other users
+(PrivateData).
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ LISTS = {"AllocTRES": 4096, "NodeList": 4096}  # characters of lists; a job of 4
 
 
 def read_record(asked: AskedJob, since_s: float) -> list[SlurmRun]:
-    """The runs of the job that were there in the last `since_s` seconds. Raises AnswerError; its kind NoRecord if this
-    host has no record.
+    """Returns the job's runs of the last `since_s` seconds. Raises AnswerError, and its subclass NoRecord if this host
+    has no record.
     """
     chosen = f"{asked.number}{asked.mark}{asked.part}"
     text = _ask(["-j", chosen, f"--starttime=now-{since_s:.0f}"], WITHIN_S, MOST_BYTES)
@@ -46,9 +45,7 @@ def read_record(asked: AskedJob, since_s: float) -> list[SlurmRun]:
 
 
 class Period:
-    """Slurm's record of the runs of all users from `start` to `end` (Unix seconds), as far as sacct shows them to this
-    user.
-    """
+    """Reads the runs of all users from `start` to `end` (Unix seconds). sacct may hide the runs of other users."""
 
     def __init__(self, start: float, end: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self.start, self.end = start, end
@@ -56,8 +53,8 @@ class Period:
         self._clock = clock
 
     def read(self) -> Iterator[tuple[SlurmRun, bool]]:
-        """Yields each run once for each part of the period, with its time in this part, and whether no earlier part
-        had this run. Raises AnswerError, as read_record.
+        """Yields each run once for each part of the period in which it ran, with its time in this part. The second
+        value is true at the first part of a run. Raises AnswerError, and NoRecord as read_record does.
         """
         start, before = self.start, set[tuple[str, float, str]]()
         while start < self.end:
@@ -97,7 +94,7 @@ class NoRecord(AnswerError):
 
 
 def parse_record(text: str) -> list[SlurmRun]:
-    """The runs in the output of sacct. Leaves out jobs that have not begun, and lines that cannot be read."""
+    """Parses the output of sacct. Omits jobs that have not started, and lines that cannot be parsed."""
     found: list[SlurmRun] = []
     for line in text.splitlines()[:ROWS_MAX]:
         with suppress(ValueError):
@@ -106,7 +103,7 @@ def parse_record(text: str) -> list[SlurmRun]:
 
 
 def _parse(line: str) -> SlurmRun | None:
-    """The run in a line, None for a job that has not begun. Raises ValueError."""
+    """Parses one line. None for a job that has not started. Raises ValueError."""
     values = line.split("|")
     if len(values) != len(FIELDS):
         raise ValueError(f"{len(values)} fields instead of {len(FIELDS)}")

@@ -1,4 +1,4 @@
-"""The answer about a job in words: how much of its GPUs was used, why not more, and what to change."""
+"""Describes a job in words: how much its GPUs were used, the reasons for low use, and what to change."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SHORT_S = 300.0  # a shorter job may only have started
 
 
 class JobCause(NamedTuple):
-    """A cause of low use. `share`: of the samples of all GPUs. `says`, `advice`: with the numbers of the GPU that had
-    it longest.
+    """A cause of low use. `share`: share of all GPUs' samples. `says`, `advice`: texts with the numbers of the GPU that
+    had this cause for the longest time.
     """
 
     name: str
@@ -38,7 +38,7 @@ class JobCause(NamedTuple):
 
 
 def list_causes(gpus: Sequence[GpuUse]) -> list[JobCause]:
-    """The causes, the longest first."""
+    """Returns the causes, most frequent first."""
     samples = sum(gpu.samples for gpu in gpus) or 1.0
     names = {name for gpu in gpus for name in gpu.causes}
     found = []
@@ -51,7 +51,7 @@ def list_causes(gpus: Sequence[GpuUse]) -> list[JobCause]:
 
 
 def list_states(gpus: Sequence[GpuUse]) -> list[tuple[str, float]]:
-    """The title of each state with its share of the time, the longest first."""
+    """Returns title and share of the time of each state, most frequent first."""
     samples = sum(count for gpu in gpus for count in gpu.states.values())
     counts: dict[str, float] = {}
     for gpu in gpus:
@@ -62,10 +62,10 @@ def list_states(gpus: Sequence[GpuUse]) -> list[tuple[str, float]]:
 
 
 def headline(report: JobReport) -> str:
-    """The answer in one or two sentences: how much of what it held was used, and what to change."""
+    """Returns the summary in one or two sentences: the used share of the held time, and what to change."""
     use, title = report.use, report.title
     if not use.held_s:
-        return f"{title}: no GPU is known to be held by it."
+        return f"{title}: it is not known to have held a GPU."
     held = f"{describe_gpus(use.gpus)} for {describe_duration(report.runs[-1].elapsed_s)}"
     if len(report.runs) > 1:
         each = " each" if is_array(report.runs) else ""
@@ -78,7 +78,7 @@ def headline(report: JobReport) -> str:
 
 
 def find_advice(report: JobReport) -> str:
-    """The change that would help most; "" if nothing is known to change, or if too little is known."""
+    """Returns the change that would help most. "" if no change is known, or if too little was measured."""
     use, gpus = report.use, report.gpus
     settled = [run for run in report.runs if is_settled(run)]
     if use.mean is None or all(run.elapsed_s < SHORT_S for run in report.runs):
@@ -111,19 +111,21 @@ def find_advice(report: JobReport) -> str:
 
 
 def is_full(gpus: Sequence[GpuUse]) -> bool:
-    """Whether a GPU had more memory in use than half of a GPU has, so that no smaller one is enough."""
+    """Whether a GPU had so much memory in use that a GPU of half its memory would not be enough."""
     return any((gpu.memory_max or 0.0) > 0.5 * (gpu.memory_total or math.inf) for gpu in gpus)
 
 
 def count_idle(runs: Sequence[JobRun]) -> int:
-    """How many tasks never used a GPU in any run. A run that nobody measured may have, and a new one may yet."""
+    """Counts the tasks that certainly never used a GPU in any run. A task that was not measured, or has just started,
+    does not count.
+    """
     working = {run.name for run in runs if not (run.is_unused and is_settled(run))}
     return len({run.name for run in runs} - working)
 
 
 def find_behind(gpus: Sequence[GpuUse]) -> str:
-    """Names the node with far less utilization than the others, "" if there is none. Leaves out nodes that were not
-    measured for a part of their time, since a mean of another time cannot be compared.
+    """Names the node whose utilization is far below that of the others, "" if there is none. Omits nodes that were
+    measured for only a part of their time, because their means are not comparable.
     """
     sums = {node: add_up_gpus([gpu for gpu in gpus if gpu.node == node]) for node in {gpu.node for gpu in gpus}}
     measured = {node: use.mean for node, use in sums.items() if use.observed_s > MEASURED * use.held_s}
@@ -133,21 +135,24 @@ def find_behind(gpus: Sequence[GpuUse]) -> str:
     (low, node), (middle, _) = known[0], known[len(known) // 2]
     if low >= BEHIND * middle:
         return ""
-    return f"node {node} was used {percent(low)}, half of the nodes {percent(middle)} or more: look at its ranks"
+    return (
+        f"node {node} was used {percent(low)}, but half of the nodes {percent(middle)} or more: look at the ranks on "
+        "this node"
+    )
 
 
 def is_settled(run: JobRun) -> bool:
-    """Whether the run had time to load its data, so that GPUs that have not worked yet mean something."""
+    """Whether the run has had enough time to load its data. Before that, a GPU without work shows no problem."""
     return run.elapsed_s >= (NEW_S if run.is_running else SHORT_S)
 
 
 def is_array(runs: Sequence[JobRun]) -> bool:
-    """Whether they are runs of several tasks, components or pods, not several runs of one job."""
+    """Whether these are runs of several tasks, components or pods, and not several runs of one job."""
     return len({run.name for run in runs}) > 1
 
 
 def describe_count(runs: Sequence[JobRun]) -> str:
-    """How many runs there are, in words."""
+    """Returns the number of runs, in words."""
     names = {run.name for run in runs}
     if len(names) == 1:
         return f"{len(runs)} runs"
@@ -161,7 +166,7 @@ def describe_gpus(count: float) -> str:
 
 
 def format_hours(seconds: float) -> str:
-    """GPU time in a unit in which it has two digits."""
+    """Formats GPU time in a unit in which the number has at least two digits."""
     if seconds >= 3600.0:
         return f"{seconds / 3600.0:,.1f} GPU-hours"
     return f"{seconds / 60.0:.1f} GPU-minutes" if seconds >= 600.0 else f"{seconds:.0f} GPU-seconds"
@@ -174,7 +179,7 @@ def format_energy(joules: float | None) -> str:
 
 
 def describe_parts(use: GpuSums, least: float = 0.0) -> str:
-    """The parts of the held time with at least this share; they add up to it. Always names the used part."""
+    """Describes the parts of the held time whose share is at least `least`, and always the used part."""
     rest = use.held_s - use.busy_s - use.idle_s - use.stalled_s - use.unknown_s
     parts = [("idle", use.idle_s), ("stalled", use.stalled_s), ("not measured", use.unknown_s)]
     parts += [("short pauses", rest)] if not least else []
@@ -184,7 +189,7 @@ def describe_parts(use: GpuSums, least: float = 0.0) -> str:
 
 
 def describe_time(run: JobRun, at: float) -> str:
-    """How long the run took, and for a running one how much of its time limit is left."""
+    """Describes the duration of the run. For a running one, also describes the rest of its time limit."""
     took = describe_duration(run.elapsed_s)
     if not run.is_running:
         return took

@@ -15,10 +15,9 @@ GAP = 2  # between two columns
 def narrow(
     names: Sequence[str], cells: Sequence[Sequence[str]], width: int, order: str
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the columns that fit into `width` characters, in the order of `names`.
-
-    `order`: the column of the chosen order, which is essential too. If the window is too narrow for the essential
-    columns, causes lose their confidence, and holders lose characters in the middle.
+    """Returns header and rows with the columns that fit into `width` characters, in the order of `names`. `order`: the
+    column by which rows are sorted; it is never dropped. If the window is too narrow for the columns that are always
+    shown, causes lose their confidence, and holders lose characters in the middle.
     """
     rows = [dict(zip(names, row, strict=True)) for row in cells]
     wide = {name: max(len(name), *(len(row[name]) for row in rows), 0) for name in names}
@@ -45,5 +44,5 @@ def narrow(
 
 
 def _shorten(text: str, most: int) -> str:
-    """Removes the middle of a text that is too long, because names differ at their ends."""
+    """Cuts characters from the middle of a text that is too long, because names differ at their ends."""
     return text if len(text) <= most else f"{text[: (most - 1) // 2]}…{text[len(text) - most // 2 :]}"

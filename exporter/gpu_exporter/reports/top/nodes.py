@@ -53,7 +53,7 @@ class NodeRow(NamedTuple):
 
 
 class ClusterReading(NamedTuple):
-    """The result for all nodes. `answered`: number of answers. `problems`: why the data of a node are missing, by
+    """The combined result of all nodes. `answered`: number of answers. `problems`: why data of a node is missing, by
     node.
     """
 
@@ -63,7 +63,7 @@ class ClusterReading(NamedTuple):
 
 
 def parse_node(text: str) -> Address:
-    """The address of a node's status, from HOST, HOST:PORT or a URL. Raises ValueError."""
+    """Returns the address of a node's status page, from HOST, HOST:PORT or a URL. Raises ValueError."""
     address = parse_address(text, scheme="http")
     if address.port is None and "://" not in text:
         address = parse_address(f"{text}:{PORT}", scheme="http")
@@ -71,7 +71,7 @@ def parse_node(text: str) -> Address:
 
 
 def name_of(address: Address) -> str:
-    """The displayed name of a node: its host, with the port unless it is the default port."""
+    """Returns the displayed name of a node: its host, with the port if it is not the default port."""
     return address.host if address.port in (None, PORT) else f"{address.host}:{address.port}"
 
 
@@ -85,7 +85,9 @@ class NodeAnswer(NamedTuple):
 def read_status(
     node: Address, fetch: Callable[..., str], parse: Callable[[str], T], flags: str
 ) -> tuple[T | None, str]:
-    """The parsed status of a node, or None and the reason. `parse` may raise any of ODD. `flags`: as in HINTS."""
+    """Reads the status of a node. Returns the parsed status, or None and the reason. `parse` may raise any of ODD.
+    `flags`: as in HINTS.
+    """
     try:
         return parse(fetch(node, most_bytes=MOST_BYTES, within_s=WITHIN_S)), ""
     except AnswerError as exc:
@@ -106,7 +108,7 @@ def read_each(nodes: Sequence[Address], fetch: Callable[..., str] = fetch_text) 
 
 
 def put_together(nodes: Sequence[Address], answers: Mapping[Address, NodeAnswer]) -> ClusterReading:
-    """The combined result for these nodes, in their order."""
+    """Combines the results of these nodes, in their order."""
     rows = [NodeRow(name_of(node), row) for node in nodes if node in answers for row in answers[node].rows or ()]
     problems = {name_of(node): answers[node].problem if node in answers else "no answer yet" for node in nodes}
     answered = sum(answer.rows is not None for answer in answers.values())
@@ -114,7 +116,7 @@ def put_together(nodes: Sequence[Address], answers: Mapping[Address, NodeAnswer]
 
 
 def list_problems(reading: ClusterReading) -> list[str]:
-    """One line for each problem, `gpu-[01-40]: Connection refused`, with the nodes that have it."""
+    """Returns one line for each problem with the nodes that have it, e.g. `gpu-[01-40]: Connection refused`."""
     nodes: dict[str, list[str]] = {}
     for node, problem in reading.problems.items():
         nodes.setdefault(problem, []).append(node)
@@ -139,7 +141,7 @@ def render_json(nodes: Sequence[Address], reading: ClusterReading, rows: Sequenc
 
 
 def _number(value: Any) -> float | None:
-    """A number or None. Raises ValueError for impossible numbers, which would break the whole screen."""
+    """Parses a number or None. Raises ValueError for impossible numbers, which would break the whole screen."""
     if value is None:
         return None
     number = need_real(value)
@@ -149,12 +151,12 @@ def _number(value: Any) -> float | None:
 
 
 def _text(value: Any, most: int = TEXT_MAX) -> str:
-    """One line of at most `most` characters. A longer text would widen every row of the table."""
+    """Parses one line of at most `most` characters. A longer text would widen every row of the table."""
     return one_line(str(value), most)
 
 
 def _shorten(value: Any) -> Any:
-    """The same JSON value with shorter texts: the join repeats the texts of a GPU in all of its rows."""
+    """Shortens all texts in a JSON value, because every row of a GPU repeats them."""
     if isinstance(value, str):
         return shorten(value, SENTENCE_MAX)
     if isinstance(value, list):
@@ -163,7 +165,9 @@ def _shorten(value: Any) -> Any:
 
 
 def parse(text: str) -> tuple[list[Row], str]:
-    """The rows of an answer, and the problems that its exporter reports. Malformed answers raise various exceptions."""
+    """Parses an answer. Returns its rows, and the problems that the exporter reports. Raises various exceptions for a
+    malformed answer.
+    """
     answer: Any = json.loads(text)
     try:
         return _read_rows(answer), _list_missing(answer)

@@ -36,8 +36,9 @@ ORDERS: dict[str, Callable[[Row], float]] = {
 
 
 class ViewOptions(NamedTuple):
-    """Choices of the user. `words`: a row must contain all of them. `chosen`: node, GPU and holder of the chosen row,
-    None before the user has chosen one. `at`: the position of that row, which is used if the row no longer exists.
+    """The user's choices. `words`: only rows that contain all of them are shown. `chosen`: node, GPU and holder of the
+    chosen row, None before the user has chosen one. `at`: position of the chosen row, used after the row has
+    disappeared.
     """
 
     order: str = "waste"
@@ -47,7 +48,9 @@ class ViewOptions(NamedTuple):
 
 
 class ScreenLine(NamedTuple):
-    """A line of the screen. `state`: first and last column of a state in this line, and its tone, if it has a state."""
+    """A line of the screen. `state`: first and last column of the state in this line, and its tone; None without a
+    state.
+    """
 
     text: str
     style: str = PLAIN
@@ -55,7 +58,9 @@ class ScreenLine(NamedTuple):
 
 
 def choose(rows: Sequence[NodeRow], wish: ViewOptions) -> list[NodeRow]:
-    """The selected rows in the selected order. Equal rows are in the order of nodes and GPUs."""
+    """Returns the rows that contain all of the user's words, sorted. Rows that are equal keep the order of nodes and
+    GPUs.
+    """
     words = wish.words.lower().split()
     wanted = [
         each
@@ -66,13 +71,13 @@ def choose(rows: Sequence[NodeRow], wish: ViewOptions) -> list[NodeRow]:
 
 
 def find_chosen(rows: Sequence[NodeRow], wish: ViewOptions) -> int:
-    """The position of the chosen row, even if a new reading has moved the row."""
+    """Returns the position of the chosen row, also after a new reading has moved the row."""
     places = [(each.node, each.row.gpu, each.row.holder) for each in rows]
     return places.index(wish.chosen) if wish.chosen in places else max(0, min(wish.at, len(rows) - 1))
 
 
 def move(reading: ClusterReading, wish: ViewOptions, step: int) -> ViewOptions:
-    """The choices after the user moves `step` rows down (up if negative)."""
+    """Returns the choices after the user has moved `step` rows down (up if negative)."""
     rows = choose(reading.rows, wish)
     at = max(0, min(find_chosen(rows, wish) + step, len(rows) - 1))
     return wish._replace(at=at, chosen=(rows[at].node, rows[at].row.gpu, rows[at].row.holder) if rows else None)
@@ -82,7 +87,7 @@ def summary(reading: ClusterReading, nodes: int) -> str:
     shown = [each for each in reading.rows if each.row.state != "mig"]
 
     def count(is_so: Callable[[Row], object]) -> int:
-        """The number of units in the matching rows. A shared GPU has one row for each holder."""
+        """Counts the units in the matching rows. A shared GPU has one row for each holder, and counts once."""
         return len({(each.node, each.row.gpu) for each in shown if is_so(each.row)})
 
     closed = count(lambda row: row.state == "closed")
@@ -106,8 +111,8 @@ def summary(reading: ClusterReading, nodes: int) -> str:
 
 
 def table(rows: Sequence[NodeRow], *, with_node: bool, width: int | None = None, order: str = "") -> list[str]:
-    """Header and rows. `width`: characters of the window, None for no limit; columns that do not fit are omitted,
-    except the essential ones and the column of the order.
+    """Returns header and rows. `width`: characters of the window, None for no limit. Columns that do not fit are
+    dropped, except the ones that are always shown and the column of the order.
     """
     names = [*(["NODE"] if with_node else []), *NAMES]
     cells = [[*([each.node] if with_node else []), *each.row.texts] for each in rows]
@@ -117,9 +122,8 @@ def table(rows: Sequence[NodeRow], *, with_node: bool, width: int | None = None,
 
 
 def describe(each: NodeRow, rows: Sequence[NodeRow], *, with_node: bool) -> list[str]:
-    """The chosen row in sentences: title, whole reason, advice and values.
-
-    `rows`: all rows, because the advice is only in the first row of its holder.
+    """Describes the chosen row in sentences: title, full reason, advice and values. `rows`: all rows, because only a
+    holder's first row has its advice.
     """
     row, values = each.row, dict(zip(NAMES, each.row.texts, strict=True))
     node = f"{each.node} " if with_node else ""
@@ -173,6 +177,8 @@ def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, wi
 
 
 def _mark(head: str, each: NodeRow) -> tuple[int, int, str] | None:
-    """First and last column of the state in a row of the table, and the state's tone; None without a state column."""
+    """Returns first and last column of the state in a row of the table, and the state's tone. None without a state
+    column.
+    """
     start = head.find("STATE")
     return (start, start + len(each.row.state), each.row.tone) if start >= 0 else None

@@ -70,7 +70,7 @@ def print_once(nodes: Sequence[Address], wish: ViewOptions, fetch: Callable[...,
 
 
 def find_obstacle(environment: Mapping[str, str]) -> str:
-    """The reason why this terminal cannot show a live table, "" if it can."""
+    """Returns why this terminal cannot show a live table, "" if it can."""
     try:
         import curses
     except ImportError:
@@ -157,7 +157,9 @@ def run_top(nodes: Sequence[Address], wish: ViewOptions, interval_s: float, fetc
 
 
 def _set_colours(environment: Mapping[str, str]) -> dict[str, int]:
-    """The curses attribute for each tone of a state; empty without colours, or if NO_COLOR is set (no-color.org)."""
+    """Returns the curses attribute for each tone of a state. Empty without colours, or if NO_COLOR is set
+    (no-color.org).
+    """
     import curses
 
     try:
@@ -186,7 +188,7 @@ def _put(window: curses.window, y: int, line: ScreenLine, tones: Mapping[str, in
 
 
 def _write(wish: ViewOptions, key: int) -> tuple[ViewOptions, bool]:
-    """Returns the choices with the filter words after a key, and whether typing continues."""
+    """Applies a key to the filter. Returns the new choices, and whether the user is still typing."""
     if key in ENTER:
         return wish, False
     if key == ESCAPE:
@@ -199,7 +201,7 @@ def _write(wish: ViewOptions, key: int) -> tuple[ViewOptions, bool]:
 
 
 def _follow(reading: ClusterReading, wish: ViewOptions, key: int, page: int, keys: object) -> ViewOptions:
-    """Returns the choices after a key: another order, or another row."""
+    """Applies a key that selects another order or another row. Returns the new choices."""
     if key == ord("s"):
         names = list(ORDERS)
         return wish._replace(order=names[(names.index(wish.order) + 1) % len(names)], chosen=None, at=0)

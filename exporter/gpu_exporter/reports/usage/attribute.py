@@ -1,4 +1,4 @@
-"""Finds the holders of units whose exporter does not name them, from the requests of pods on their node."""
+"""Finds the holders of units whose exporter does not name them, from the GPU requests of the pods on their node."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class _NodeWindow(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """What kube-state-metrics knows, in GPU-seconds by the start of the window.
+    """The data of kube-state-metrics. Times are GPU-seconds by start of the window, if not named otherwise.
 
-    - `requests`: by pod and node. `completed`: seconds of completed pods.
-    - `offers`: GPU-seconds of the whole chunk by cluster and node. `span_s`: length of the chunk.
+    - `requests`: by pod and node. `completed`: seconds in which a pod was completed.
+    - `offers`: GPU-seconds of the whole chunk, by cluster and node. `span_s`: length of the chunk in seconds.
     - `blind`: windows in which it did not answer all the time, by cluster. `bare`: nodes that offer no GPU.
     """
 
@@ -93,7 +93,9 @@ def attribute(cells: Iterable[Cell], known: Cluster | None) -> Iterator[Cell]:
 
 
 def _find_gone(known: Cluster) -> set[tuple[HolderId, float]]:
-    """Completed pods that the kubelet, and so the exporter, still names (kubernetes#119423)."""
+    """Returns the windows in which a pod was completed. The kubelet and the exporter may still name the pod
+    (kubernetes#119423).
+    """
     return {
         (HolderId(pod.cluster, "kubernetes", pod.namespace, pod.name), start)
         for pod, windows in known.completed.items()
@@ -103,14 +105,16 @@ def _find_gone(known: Cluster) -> set[tuple[HolderId, float]]:
 
 
 def find_suspects(cells: Iterable[Cell], requests: Mapping[tuple[PodName, str], Windows]) -> set[str]:
-    """Names of pods that an exporter names in windows in which no running pod of this name requested a GPU."""
+    """Returns names of pods that an exporter names in a window, although no running pod of this name requested a
+    GPU.
+    """
     running = {(pod.name, start) for (pod, _), windows in requests.items() for start in windows}
     held = {(cell.holder.name, cell.start) for cell in cells if cell.holder and cell.holder.scheduler == "kubernetes"}
     return {name for name, start in held if (name, start) not in running}
 
 
 def _rest(asked: float, named: float) -> float:
-    """Requested seconds for which no exporter names the pod. `named`: of its units."""
+    """Returns the requested seconds for which no exporter names the pod. `named`: seconds of the units that name it."""
     rest = max(0.0, asked - named)
     return 0.0 if named and rest <= SHORT_S else rest
 
@@ -169,7 +173,7 @@ def _of_node(node: _Node, rests: Mapping[HolderId, float]) -> Iterator[Cell]:
 
 
 def _unknown(cell: Cell) -> Cell:
-    """A cell without a holder, although perhaps a pod held it."""
+    """Makes the time of a cell unknown: a pod may have held the unit."""
     return Cell(*cell[:5], unknown=cell.seconds, source=cell.source, is_free=True)
 
 
@@ -199,5 +203,7 @@ def _add_floors(units: list[Cell], part: float) -> tuple[float, ...]:
 
 
 def short_name(node: str) -> str:
-    """The host name without its domain, as exporters and Kubernetes may differ in it. An address stays whole."""
+    """Returns a host name without its domain, because exporters and Kubernetes may use different forms. Keeps an IP
+    address.
+    """
     return node if node.replace(".", "").isdigit() else node.partition(".")[0]

@@ -1,4 +1,4 @@
-"""The normal form of all sources: who held which unit in a window, and how it was used."""
+"""The common format of all sources: who held which unit in a window, and how the unit was used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WINDOW_S = 3600.0
 
 
 class Unit(NamedTuple):
-    """A GPU, or a MIG instance (`gi`: its id, `profile`: such as 1g.10gb). Texts are "" if unknown."""
+    """A GPU or a MIG instance. `gi`: the instance's id. `profile`: e.g. 1g.10gb. Texts are "" if unknown."""
 
     cluster: str
     node: str
@@ -19,7 +19,7 @@ class Unit(NamedTuple):
 
 
 class HolderId(NamedTuple):
-    """A pod (`namespace`, `name`) or a job (`name`) as the source names it."""
+    """A pod (`namespace`, `name`) or a job (`name`), as the source names it."""
 
     cluster: str
     scheduler: str
@@ -33,7 +33,7 @@ NOT_KNOWN = HolderId("", "", "", "")  # the holder of units whose source names n
 
 
 class PlacedSeries(NamedTuple):
-    """The labels of a series: unit, holder, and the pod in which a job ran. None without one."""
+    """The content of a series' labels: unit, holder, and the pod in which a job ran. Holder and pod may be None."""
 
     unit: Unit
     holder: HolderId | None = None
@@ -41,18 +41,18 @@ class PlacedSeries(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Seconds of one unit in one window that begins at `start` (Unix seconds), by one holder, None if nobody held it.
+    """One unit in the window that begins at `start` (Unix seconds), with one holder. `holder`: None if nobody held it.
 
-    - `seconds`: the sum of `used`, `low`, `idle`, `unproven` and `unknown`, in seconds of the unit. A pod that shares a
-      unit has a part of these seconds.
+    - `seconds`: the unit's time, in seconds: `used`, `low`, `idle`, `unproven` and `unknown` together. If pods share a
+      unit, each gets a part of this time.
     - `at_floors`: idle seconds at each of model.FLOORS; `idle` is one of them.
-    - `busy`: the integral of utilization over `known` seconds. `peak_memory`: bytes, None if unknown.
-    - `wall`: seconds for which the holder was seen on the unit, which are more than `seconds` on a shared unit; 0 if
-      unknown. `claimed`: seconds of a unit without a holder that pods hold which no exporter names.
-    - `samples`: readings behind the cell. `source`: the exporter.
-    - `pod`: the pod in which a job ran.
-    - `is_seen`: false for time for which an exporter should have samples of the unit, but has none.
-    - `is_free`: a unit without a holder is free. Otherwise the source may not name holders.
+    - `busy`: integral of utilization over `known` seconds. `peak_memory`: bytes, None if unknown. `samples`: number of
+      readings.
+    - `wall`: seconds for which the holder was seen on the unit, 0 if unknown. On a shared unit it exceeds `seconds`.
+    - `claimed`: seconds of a unit without a holder which probably belong to pods that no exporter names.
+    - `source`: the exporter. `pod`: the pod in which a job ran.
+    - `is_seen`: false for time in which the exporter should have samples of the unit and has none.
+    - `is_free`: true if the unit is free without a holder. If false, the source may not name holders.
     """
 
     unit: Unit

@@ -1,4 +1,4 @@
-"""Adds the cells of all sources up to a report."""
+"""Adds up the cells of all sources to a report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TELLS = (USED, LOW, IDLE, UNPROVEN, UNKNOWN)  # the parts that gauges can tell
 
 
 class HolderFacts(NamedTuple):
-    """What other sources know about a holder. Texts are "" if unknown."""
+    """A holder's data from other sources. Texts are "" if unknown."""
 
     workload: str = ""
     team: str = ""
@@ -47,7 +47,7 @@ class HolderFacts(NamedTuple):
 
 @dataclass(slots=True)
 class _Sum:
-    """Seconds of GPUs, weighted by the share of the GPU."""
+    """Seconds by part. A part of a GPU counts by its share."""
 
     held: float = 0.0
     used: float = 0.0
@@ -77,10 +77,8 @@ class _Sum:
 
 @dataclass(slots=True)
 class _Life:
-    """A holder over the whole period.
-
-    `zeros`: samples at zero. `runs`: by unit, end and length of its idle run (s), and whether it was seen in all of the
-    last window.
+    """One holder over the whole period. `zeros`: number of samples at zero. `runs`: by unit, the end and length of its
+    present idle run (seconds), and whether the whole last window was seen.
     """
 
     samples: int = 0
@@ -116,7 +114,7 @@ class _Life:
 
 @dataclass(slots=True)
 class _BoardTime:
-    """The time at which a GPU was seen, in seconds and Unix seconds."""
+    """When a GPU was seen: first and last window (Unix seconds), and seconds in total."""
 
     first: float
     last: float
@@ -134,10 +132,10 @@ class _BoardTime:
 
 
 class CellSums:
-    """Adds up cells. Cells of one unit come in the order of time."""
+    """Adds up cells. Cells of one unit must come in the order of time."""
 
     def __init__(self, price_of: Callable[[str, str], float | None]) -> None:
-        """`price_of`: the price of a GPU-hour of this model in this cluster, None if it has none."""
+        """`price_of`: returns the price of a GPU-hour by model and cluster, None without a price."""
         self._price_of = price_of
         self._sums: defaultdict[tuple[HolderId, str], _Sum] = defaultdict(_Sum)
         self._lives: defaultdict[HolderId, _Life] = defaultdict(_Life)
@@ -225,13 +223,13 @@ class CellSums:
         self._nodes.clear()
 
     def note_gap(self, seconds: float) -> None:
-        """Sets the GPU-seconds without samples between the first and the last sample of a GPU, for a source that knows
-        them exactly. Otherwise, the hours of the cells show them.
+        """Sets the GPU-seconds without samples between the first and the last sample of a GPU. For sources that know
+        this time exactly; otherwise it is computed from the cells.
         """
         self._gap = seconds
 
     def know(self, facts: Mapping[HolderId, HolderFacts]) -> None:
-        """Adds facts about holders; a fact that is unknown here does not remove an earlier one."""
+        """Adds data about holders. An unknown value does not replace a known one."""
         for holder, more in facts.items():
             have = self._facts.get(holder, HolderFacts())
             self._facts[holder] = HolderFacts(more.workload or have.workload, more.team or have.team)
@@ -384,7 +382,9 @@ def _capacity(cluster: str, model: str, total: float, held: float | None, outsid
 
 
 def share_of(unit: Unit) -> float:
-    """The share of a MIG instance in its GPU, 1 for a whole GPU. An unknown profile counts as one slice of seven."""
+    """Returns the share of a MIG instance in its GPU, 1 for a whole GPU. An unknown profile counts as one slice of
+    seven.
+    """
     if not unit.profile and not unit.gi:
         return 1.0
     match = SLICES.match(unit.profile)

@@ -22,7 +22,7 @@ SMTP_PORT = 25
 
 
 class Mail(NamedTuple):
-    """The route of a mail: a relay that accepts it without a login, with TLS if the relay offers it."""
+    """The route of a mail: a relay that accepts mail without a login. TLS is used if the relay offers it."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ def parse_mailbox(text: str) -> str:
 def deliver(
     report: UsageReport, view: ReportView, form: str, output: Path | None = None, mail: Mail | None = None
 ) -> None:
-    """Writes the report to `output`, and mails it; without either, prints it. Raises OSError."""
+    """Writes the report to `output`, and mails it. Prints it if neither is requested. Raises OSError."""
     if output is not None or mail is None:
         put(FORMS[form](report, view), output)
     if mail is not None:
@@ -65,7 +65,7 @@ def put(text: str, output: Path | None) -> None:
 
 
 def build_mail(report: UsageReport, view: ReportView, mail: Mail) -> EmailMessage:
-    """The mail: the report as text, and as HTML for programs that show it."""
+    """Makes a mail with the report as text and as HTML."""
     message = EmailMessage()
     message["Subject"] = subject(report)
     message["From"], message["To"] = mail.sender, ", ".join(mail.receivers)
@@ -77,7 +77,7 @@ def build_mail(report: UsageReport, view: ReportView, mail: Mail) -> EmailMessag
 
 
 def subject(report: UsageReport) -> str:
-    """The result in one line, made of numbers alone."""
+    """Returns the result in one line, with numbers only."""
     total = report.total
     day = utc(report.end).strftime("%Y-%m-%d")
     ratio = total.share(IDLE)

@@ -1,4 +1,4 @@
-"""The report of logs and recordings: their period is the period of the report."""
+"""Makes the report of logs and recordings. Its period is the time in these files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTES_SHOWN = 20
 
 
 def check_period(start: float, end: float, what: str) -> None:
-    """Refuses a time that is longer than a report can be. Raises AnswerError."""
+    """Raises AnswerError if the time from `start` to `end` is longer than a report can be."""
     if not 0.0 <= start <= end <= LATEST:
         raise AnswerError(f"{what}: times before 1970 or after 9999: a clock was wrong")
     if end - start > HOURS_MAX * HOUR_S:
@@ -28,12 +28,11 @@ def check_period(start: float, end: float, what: str) -> None:
 
 
 def report_time(time: LogTime, sources: Sequence[ReportSource], notes: Sequence[str], prices: Prices) -> UsageReport:
-    """The report. `notes`: data of the files that is left out, each with its account.
-
-    Raises AnswerError if there are no hours, or more than HOURS_MAX.
+    """Makes the report. `notes`: texts about omitted data. Raises AnswerError if there are no hours, or more than
+    HOURS_MAX.
     """
     if not time.units:
-        raise AnswerError("; ".join(["the files have no time of any GPU", *notes[:NOTES_SHOWN]]))
+        raise AnswerError("; ".join(["the files contain no readings of a GPU", *notes[:NOTES_SHOWN]]))
     start, end = time.hours
     check_period(start, end, "the files")
     report = UsageReport(start, end, sources=list(sources), currency=prices.currency if prices else "")

@@ -119,8 +119,8 @@ class Gatherer:
         report.floor = self._floor
         if site.own:
             report.missing.append(
-                f"data of gpu-exporter, which showed up to {site.own:,} GPUs, or only a part of the period: "
-                "`gpu-exporter digest` reports them"
+                f"data of gpu-exporter, which covers only {site.own:,} GPUs, or a part of the period: "
+                "`gpu-exporter digest` reports it"
             )
         if not report.lines and not report.capacity:
             raise AnswerError(f"{self._history.address}: {', '.join(site.exporters)} has no samples in this period")
@@ -258,7 +258,9 @@ def describe(site: SiteExporters, sparse: Collection[str] = (), *, has_phases: b
 
 
 def cluster_part(matcher: str) -> str:
-    """The user's matchers on the label cluster. The others may not fit kube-state-metrics, which has another job."""
+    """Returns the user's matchers on the label cluster. Other matchers may not match kube-state-metrics, which has
+    another job.
+    """
     return ",".join(cluster_matchers(matcher))
 
 

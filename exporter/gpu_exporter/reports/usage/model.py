@@ -1,7 +1,6 @@
-"""The data of a usage report: GPU-hours by holder and model, and their sums.
+"""The data of a usage report: GPU-hours by holder and model, and their sums. All sources fill the same records.
 
-Every source fills the same model. A part that a source does not know is None. A sum with such a part is None too,
-because a missing part is not 0.
+A part that a source does not know is None. A sum with such a part is None too, because a missing part is not 0.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ class Who(NamedTuple):
 
 @dataclass
 class GpuHours:
-    """GPU-hours of a holder, or of many.
+    """GPU-hours of one or several holders.
 
     - `parts`: GPU-hours by part, None for a part that the source does not know.
-    - `busy`: integral of utilization in GPU-hours, over `known` GPU-hours. None if unknown.
-    - `energy_kwh`: kilowatt-hours of the GPU-hours with an energy counter. `costs`: money for the GPU-hours with a
-      price, by part, in the site's currency, with the keys of `parts`. None without such hours. Show only the values of
-      `energy` and `cost_of`.
-    - `unmetered`, `unpriced`: GPU-hours without an energy counter or a price, although `energy_kwh` or `costs` is set.
-      A sum may contain a few of them; `unpriced` is negative if `costs` covers more hours than were held.
-    - `spent`: money for all parts together, also for those that are None in `costs`; None: the sum of `costs`.
+    - `busy`: integral of utilization over `known` GPU-hours, in GPU-hours. None if unknown.
+    - `energy_kwh`: energy of the GPU-hours with an energy counter. `costs`: money for the GPU-hours with a price, by
+      part. None without such hours. Output uses only `energy` and `cost_of`, which check that these values cover all
+      hours.
+    - `unmetered`, `unpriced`: GPU-hours without an energy counter or a price. `unpriced` is negative if `costs` covers
+      more hours than were held.
+    - `spent`: money for all parts, including parts that are None in `costs`. None: the sum of `costs`.
     """
 
     held: float = 0.0
@@ -84,50 +83,52 @@ class GpuHours:
             _add_parts(self.costs, other.costs)
 
     def copy(self) -> GpuHours:
-        """The same hours, to which others may be added."""
+        """Returns a copy, to which other hours may be added."""
         return replace(self, parts=dict(self.parts), costs=None if self.costs is None else dict(self.costs))
 
     @property
     def energy(self) -> float | None:
-        """Kilowatt-hours; None if more than 1 % of the GPU-hours have no energy counter."""
+        """Energy in kilowatt-hours. None if more than 1 % of the GPU-hours have no energy counter."""
         return self.energy_kwh if self.unmetered <= EXACT * self.held else None
 
     @property
     def is_priced(self) -> bool:
-        """Whether `costs` covers the GPU-hours held, to within 1 %."""
+        """Whether `costs` covers the held GPU-hours, to within 1 %."""
         return self.costs is not None and abs(self.unpriced) <= EXACT * self.held
 
     @property
     def cost(self) -> float | None:
-        """Money for all hours held, None without a price."""
+        """Money for all held hours, None without a price."""
         return self._all_costs() if self.is_priced else None
 
     def _all_costs(self) -> float:
         return self.spent if self.spent is not None else sum(cost or 0.0 for cost in (self.costs or {}).values())
 
     def cost_of(self, part: str) -> float | None:
-        """Money for the hours of this part, None without a price or if the part is unknown."""
+        """Returns the money for the hours of this part. None without a price, or if the part is unknown."""
         return self.costs.get(part) if self.costs is not None and self.is_priced else None
 
     def share(self, part: str) -> float | None:
-        """The share of this part in the hours held, at most 1. None if unknown, or if the part is larger than rounding
-        can explain.
+        """Returns this part as a share of the held hours, at most 1. None if unknown, or if the part exceeds the hours
+        by more than rounding can explain.
         """
         return share(self.parts.get(part), self.held)
 
     @property
     def utilization(self) -> float | None:
-        """Mean utilization in the time in which it is known."""
+        """Mean utilization over the time in which it is known, 0 to 1."""
         return share(self.busy, self.known)
 
     @property
     def apart(self) -> float:
-        """GPU-hours that are in no known part, because the source does not show their part."""
+        """GPU-hours without a known part."""
         return max(0.0, self.held - sum(hours or 0.0 for hours in self.parts.values()))
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """`part / whole`, at most 1. None if unknown, or if `part` is larger than rounding can explain."""
+    """Returns `part / whole`, at most 1. None if unknown, or if `part` exceeds `whole` by more than rounding can
+    explain.
+    """
     if part is None or not whole or part > (1.0 + EXACT) * whole:
         return None
     return min(1.0, part / whole)
@@ -144,8 +145,8 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 class ReportSource(NamedTuple):
-    """A source that the report found. `covers`: in words. `cannot`: values that it cannot tell, with the remedies.
-    `unseen`: work that it does not see, so that a GPU at work may look idle.
+    """A source of the report. `covers`: its content in words. `cannot`: values that it lacks, with remedies. `unseen`:
+    work that it does not show, so that a working GPU may look idle.
     """
 
     name: str
@@ -155,11 +156,11 @@ class ReportSource(NamedTuple):
 
 
 class HolderHours(NamedTuple):
-    """A pod or job. A value is None if it is unknown.
+    """One pod or job. None is unknown.
 
-    - `longest_idle_s`: its longest idle run in seconds. `zero_samples`: readings at zero.
-    - `mean`: utilization while held (0 to 1). `peak_memory`: bytes on one GPU.
-    - `sufficient`: the MIG profile or smaller GPU that would do, "" if none or unknown.
+    - `longest_idle_s`: longest idle run in seconds. `zero_samples`: number of readings at zero.
+    - `mean`: utilization while held, 0 to 1. `peak_memory`: bytes on one GPU.
+    - `sufficient`: a MIG profile or smaller GPU that would be enough, "" if none is known.
     """
 
     who: Who
@@ -172,7 +173,7 @@ class HolderHours(NamedTuple):
 
 
 class Capacity(NamedTuple):
-    """GPU-hours of one model in one cluster. `held`, `free`: None if unknown. Dark capacity: `free`."""
+    """GPU-hours of one model in one cluster. `held`, `free`: None if unknown."""
 
     cluster: str
     model: str
@@ -190,9 +191,7 @@ class CauseHours(NamedTuple):
 
 
 class LongIdle(NamedTuple):
-    """GPU-hours of a namespace or account in long idle runs, by the reconciler's windows, and the outcome of these
-    runs.
-    """
+    """GPU-hours of a namespace or account in idle runs that were long enough for a mark, by outcome of these runs."""
 
     cluster: str
     tenant: str
@@ -201,8 +200,8 @@ class LongIdle(NamedTuple):
 
 
 class Covered(NamedTuple):
-    """For how many seconds of `span` the source has data. `since`: the time of the first sample (Unix seconds), if the
-    source has no earlier data. `failed`: the share of failed scrapes. Both are None if unknown.
+    """The time for which the source has data: `seconds` of `span`. `since`: first sample (Unix seconds), if earlier
+    data is missing. `failed`: share of failed scrapes. Both are None if unknown.
     """
 
     seconds: float
@@ -217,17 +216,16 @@ class Covered(NamedTuple):
 
 @dataclass
 class UsageReport:
-    """The content of a report about the time from `start` to `end` (Unix seconds).
+    """The content of a report on the time from `start` to `end` (Unix seconds).
 
-    - `lines`: hours by holder (or tenant) and model; all sums come from them.
-    - `hours`: hours by hour of the period (Unix seconds of its start), None for an hour without data.
-    - `days`: hours by day, by the Unix seconds of its start, oldest first; None for a day whose hours are unknown.
-    - `before`: hours of the period before, of the same length; None if the source has not seen all of it.
-    - `floors`: idle GPU-hours at each noise floor of FLOORS; empty if the source has no floor. `floor`: that of the
-      other idle hours.
-    - `left_out`: data that no column has, each with its account, such as gaps and holders of a single sample.
-    - `missing`: values that are not shown, each with the remedy.
-    - `holders`, `oversized`: None if the source cannot tell holders.
+    - `lines`: hours by holder (or tenant) and model. All sums are made from them.
+    - `hours`: each hour of the period by its start (Unix seconds), None without data. `days`: the same for days.
+    - `before`: hours of the period before, which has the same length. None if the source did not cover all of it.
+    - `floors`: idle GPU-hours at each of FLOORS, empty if the source has no engine activity. `floor`: the one that all
+      other values use.
+    - `left_out`: texts about data that is in no column, e.g. gaps. `missing`: texts about values that are not shown,
+      with the remedies.
+    - `holders`, `oversized`: None if the source does not name holders.
     """
 
     start: float
@@ -254,14 +252,14 @@ class UsageReport:
         return add_up(self.lines.values())
 
     def by(self, *names: str) -> dict[Who, GpuHours]:
-        """The hours by these fields of Who. The most expensive idle hours come first; without prices, the most idle
-        hours.
+        """Returns the hours by these fields of Who, most expensive idle hours first. Without prices, most idle hours
+        first.
         """
         return group(self.lines, *names)
 
 
 def group(lines: Mapping[Who, GpuHours], *names: str) -> dict[Who, GpuHours]:
-    """The sums of `lines` by these fields of Who, in the order of `UsageReport.by`."""
+    """Returns the sums of `lines` by these fields of Who, in the order of `UsageReport.by`."""
     groups: dict[Who, GpuHours] = {}
     for who, use in lines.items():
         key = Who(**{name: getattr(who, name) for name in names})
@@ -273,7 +271,7 @@ def group(lines: Mapping[Who, GpuHours], *names: str) -> dict[Who, GpuHours]:
 
 
 def add_up(uses: Iterable[GpuHours]) -> GpuHours:
-    """The sum of these hours."""
+    """Returns the sum of these hours."""
     total = GpuHours()
     for each in uses:
         total.add(each)
@@ -281,7 +279,9 @@ def add_up(uses: Iterable[GpuHours]) -> GpuHours:
 
 
 def _wasted(use: GpuHours) -> tuple[float, ...]:
-    """The order of tables: idle and stalled hours first, then those to be investigated; as money if known."""
+    """Returns the sort key of tables: first idle and stalled hours, then hours to be investigated; as money if it is
+    known.
+    """
     money = [use.cost_of(part) or 0.0 for part in (IDLE, STALLED, UNPROVEN)]
     hours = [use.parts.get(part) or 0.0 for part in (IDLE, STALLED, UNPROVEN)]
     return money[0] + money[1], hours[0] + hours[1], money[2], hours[2], use.held

@@ -29,14 +29,11 @@ def refuse_twice(prices: Sequence[tuple[str, float]]) -> None:
     """Raises ValueError if a model, or all other models, have several prices."""
     for model, number in Counter(model for model, _ in prices).items():
         if number > 1:
-            raise ValueError(f"{number} prices for {repr(model) if model else 'all other models'}: give one of them")
+            raise ValueError(f"{number} prices for {repr(model) if model else 'all other models'}: give only one")
 
 
 class Prices:
-    """The prices of GPU-hours by cluster and model.
-
-    A price without a model is that of all other models, a price without a cluster that of all other clusters.
-    """
+    """The prices of GPU-hours by cluster and model. A price without a model or cluster applies to all others."""
 
     def __init__(
         self,
@@ -45,15 +42,15 @@ class Prices:
         given: Collection[str] = (),
         currencies: Sequence[str] = (),
     ) -> None:
-        """`by_place`: by cluster and model. `given`: models that the user named. `currencies`: of prices that are not
-        used, because they have several.
+        """`by_place`: prices by cluster and model. `given`: models that the user named. `currencies`: the currencies of
+        the recorded prices, if there are several; these prices are then not used.
         """
         self._by_place, self._given, self._currencies = dict(by_place), given, currencies
         self.currency = currency
 
     def of(self, model: str, cluster: str = "") -> float | None:
-        """The price of this model in this cluster, None if it has none. For GPUs of an unknown cluster: the price that
-        all clusters have in common.
+        """Returns the price of this model in this cluster, None without a price. For an unknown cluster, returns the
+        price only if it is the same in all clusters.
         """
         for name in (model, ""):
             for place in (cluster, ""):
@@ -68,7 +65,7 @@ class Prices:
         return bool(self._by_place)
 
     def missing(self, report: UsageReport) -> Iterator[str]:
-        """Yields a text for each price without GPUs, and for GPUs of the report without a price, with the remedy."""
+        """Yields a text with the remedy for each price without GPUs, and for each model without a price."""
         if self._currencies:
             yield (
                 f"money: the prices have {len(self._currencies)} currencies: {', '.join(self._currencies)}; give "
@@ -85,7 +82,10 @@ class Prices:
                 hours[who.model] = hours.get(who.model, 0.0) + use.held
         for model, held in sorted(hours.items()):
             named, flag = (repr(model), f"'{model}=PRICE'") if model else ("an unknown model", "PRICE")
-            yield (f"money of {held:,.1f} GPU-hours of {named}: it has no price; add --price {flag}, or record {PRICE}")
+            yield (
+                f"money for {held:,.1f} GPU-hours of {named}: this model has no price; add --price {flag}, or record "
+                f"{PRICE}"
+            )
 
 
 def _list(models: Collection[str]) -> str:
@@ -93,14 +93,16 @@ def _list(models: Collection[str]) -> str:
 
 
 def given_prices(given: Sequence[tuple[str, float]], currency: str) -> Prices:
-    """The prices of the user, by model."""
+    """Returns the user's prices."""
     return Prices({("", model): price for model, price in given}, currency, [model for model, _ in given])
 
 
 def read_prices(
     history: History, end: float, given: Sequence[tuple[str, float]], currency: str, matcher: str = ""
 ) -> Prices:
-    """The given prices, or else those that the site records. `matcher`: the user's. Raises AnswerError."""
+    """Returns the user's prices, otherwise the prices that the site records. `matcher`: the user's label matchers.
+    Raises AnswerError.
+    """
     if given:
         return given_prices(given, currency)
     matchers = cluster_matchers(matcher)

@@ -31,14 +31,13 @@ REST_MAX_S = 5.0  # the longest pause between two queries
 
 
 class Wish(NamedTuple):
-    """What a reader asks for.
+    """A reader's request.
 
-    - `since_s`: length of the period in seconds. `until`: its end in Unix seconds.
+    - `since_s`: length of the period in seconds. `until`: its end (Unix seconds).
     - `floor`: engine activity that counts as zero, one of model.FLOORS.
-    - `prices`: model and price of a GPU-hour; the model "" is all others.
+    - `prices`: pairs of model and price of a GPU-hour. The model "" means all others.
     - `alerts`: the settings from which the site's rules were generated.
-    - `rest`: after each query, the server is left alone for this share of the query's time.
-    - `kept`: keeps the answers, None to keep none.
+    - `rest`: pause after each query, as a share of the query's time. `kept`: stores the answers, None to store none.
     """
 
     since_s: float
@@ -54,23 +53,23 @@ class Wish(NamedTuple):
 
     @property
     def period(self) -> WindowSpan:
-        """The full hours of the period, one at least."""
+        """The period in full hours, at least one."""
         end = self.until // WINDOW_S * WINDOW_S
         return WindowSpan(end - max(WINDOW_S, round(self.since_s / WINDOW_S) * WINDOW_S), end, WINDOW_S)
 
 
 class Progress:
-    """Shows on standard error how far the report is, and how long the rest takes."""
+    """Shows on standard error the progress of the report, and its remaining time."""
 
     def __init__(self, command: str = "report", slower: float = 1.0, clock: Clock = SYSTEM_CLOCK) -> None:
-        """`slower`: how many times as long as a report of the same period the command takes."""
+        """`slower`: how many times as long as a report the command takes, for the same period."""
         self._name, self._slower = f"gpu-exporter {command}", slower
         self._clock, self._began = clock, clock.monotonic()
         self._chunks = self._done = self._queries = 0
         self._is_live = sys.stderr.isatty()
 
     def begin(self, chunks: int, series: int) -> None:
-        """Prints the size of the work before the first large query. `series`: of the exporter's utilization."""
+        """Prints the amount of work before the first large query. `series`: number of utilization series."""
         self._chunks = chunks
         about = describe_duration(round(self._slower * chunks * (CHUNK_S + SERIES_S * min(series, SERIES_MAX))))
         print(  # noqa: T201
@@ -83,7 +82,7 @@ class Progress:
         self._queries += 1
 
     def end_chunk(self) -> None:
-        """Shows the time that the rest takes at the speed so far. Without a terminal, at a few moments only."""
+        """Shows the remaining time at the present speed. Without a terminal, only after the first and last chunk."""
         self._done += 1
         took = self._clock.monotonic() - self._began
         left = took / self._done * (self._chunks - self._done)
@@ -96,7 +95,7 @@ class Progress:
 
 
 class ServerRest:
-    """Waits after each query, for other users of the server."""
+    """Pauses after each query, to leave time for other users of the server."""
 
     def __init__(self, ratio: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self._ratio, self._clock, self._never = ratio, clock, threading.Event()
@@ -114,7 +113,7 @@ def run_report(
     output: Path | None = None,
     mail: Mail | None = None,
 ) -> int:
-    """Delivers the report. Returns the exit code, which is NO_DATA if there is no data."""
+    """Prints, writes or mails the report. Returns the exit code: NO_DATA if there is no data."""
     span, progress = wish.period, Progress()
     history = History(address, fetch, wish.kept, progress, rest=ServerRest(wish.rest))
 
@@ -147,12 +146,14 @@ def run_digest(
     output: Path | None = None,
     mail: Mail | None = None,
 ) -> int:
-    """Delivers the digest of the last `since_s` seconds. Returns the exit code: NO_DATA if there is no data."""
+    """Prints, writes or mails the digest of the last `since_s` seconds. Returns the exit code: NO_DATA if there is no
+    data.
+    """
     return finish("digest", lambda: deliver(reader.read(since_s, SYSTEM_CLOCK.wall()), view, form, output, mail))
 
 
 def finish(command: str, work: Callable[[], None]) -> int:
-    """Does the work of a command, and prints why it fails. Returns the exit code: NO_DATA if there is no data."""
+    """Runs the work of a command. Prints the reason if it fails. Returns the exit code: NO_DATA if there is no data."""
     try:
         work()
     except AnswerError as exc:

@@ -554,8 +554,11 @@ def test_small_file_io(files: FileEvidence | None, blocked: int, confidence: str
     ("one", "needs"),
     [
         (case(looks=0), "the holder's cgroup: mount /sys/fs/cgroup (--path.cgroup)"),
-        (case(looks=0, about={"held_s": 60.0}), "more looks at its host: a few minutes, or longer on a crowded node"),
-        (case(looks=3), "more looks at its host: a few minutes, or longer on a crowded node"),
+        (
+            case(looks=0, about={"held_s": 60.0}),
+            "more readings of its host, which take a few minutes, or longer on a crowded node",
+        ),
+        (case(looks=3), "more readings of its host, which take a few minutes, or longer on a crowded node"),
         (case(processes=None), "the host's processes: hostPID, or the host's /proc (--path.procfs)"),
         (case(**NFS), "the right to trace processes, for their open files (causes.files)"),
         (case(about={"link": None}), "the PCIe link of the GPU while it works (collector pcie-link)"),

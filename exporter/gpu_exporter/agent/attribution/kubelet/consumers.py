@@ -129,8 +129,8 @@ class _Checkpoint:
             self._stamp, self._watches, problem = stamp, watches, ""
         if problem and problem != self._problem:
             log.warning(
-                "%s: cannot read the DRA driver's checkpoint (%s), which shows the claims that only watch a GPU: "
-                "name the pods of these claims with --attribution.monitor",
+                "%s: cannot read the DRA driver's checkpoint (%s), so claims that only watch a GPU are unknown: name "
+                "their pods with --attribution.monitor",
                 self._path,
                 problem,
             )

@@ -9,7 +9,9 @@ from gpu_exporter.common.model.holders import Grant, Holder
 from gpu_exporter.common.outside import whole
 from gpu_exporter.common.vendor import Vendor
 
-UNFAITHFUL = "its scheduler writes the chosen device into the pod's annotations, and the kubelet may report another one"
+UNFAITHFUL = (
+    "its scheduler writes the chosen device into the pod's annotations, and the kubelet may report another device"
+)
 
 
 class DeviceIds:

@@ -1,12 +1,15 @@
-"""Takes jobs from the prolog's files alone, so that starts, ends and GPUs need no request to slurmctld.
+"""Finds jobs and their GPUs in the prolog's files alone, without a request to slurmctld.
 
-A file counts without slurmctld if it is complete (the job's owner, the restart count, the start, and the positions
-(IDX) on one node), and if the job has whole GPUs. Slurm tells a prolog about MPS, but not about shards: a job with
-shards and a job with whole GPUs have the same variables. So a file with a GPU that gres.conf divides into shards does
-not count while the job runs, unless slurmctld reports the GPU in use without a job. Once the job has ended, only its
-hours are missing, and they are the same for a part of a GPU: the file is then sufficient, also for a job on several
-nodes. Nor does Slurm give a prolog the QoS and the ids of an array: for these, the exporter asks slurmctld after
-FILL_S. (All seen on 22.05.8, 24.11.5 and 26.05.5, with PrologFlags=Contain and without.)
+A file proves its job if two conditions hold. It is complete: it has the job's owner, restart count, start, and
+positions (IDX) on one node. And the job has whole GPUs.
+
+- A prolog sees whether a job uses MPS, but not whether it uses shards. So while a job runs, its file proves no GPU that
+  gres.conf divides into shards, unless slurmctld reports this GPU as used without a job.
+- After the job has ended, only its hours matter, which are the same for a part of a GPU. Then every complete file
+  counts, also of a job on several nodes.
+- Slurm gives a prolog neither the QoS nor the ids of an array. The exporter asks slurmctld for them after FILL_S.
+
+Tested on 22.05.8, 24.11.5 and 26.05.5, with and without PrologFlags=Contain.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ class JobFile(NamedTuple):
 class EndedJob(NamedTuple):
     """A job whose GPUs became free at `end_wall` (Unix seconds, whole if the epilog wrote them).
 
-    - `number`: the number in the name of the epilog's file, 0 without one.
-    - `by_steps`: no epilog has reported the end, but the job no longer has a step.
+    - `number`: the number in the name of the epilog's file, 0 without a number.
+    - `by_steps`: no epilog has reported the end. The job counts as ended because it no longer has a step.
     """
 
     job_id: str

@@ -43,9 +43,8 @@ class _SampleWindow:
 
 
 class GpmWindows:
-    """All windows (pairs of samples) of one process, by name.
-
-    Each name belongs to one thread and to one kind of sample.
+    """The windows (pairs of samples) of this process, by name. Each name belongs to one thread and to one kind of
+    sample.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -220,5 +220,5 @@ class NvlinkCounters:
             self._label,
             which,
             PATIENCE_S,
-            f"{len(counting)} links still count" if counting else "no link counts any more",
+            f"{len(counting)} links are still counted" if counting else "no link is counted any more",
         )

@@ -37,15 +37,14 @@ class SupportMatrix:
             del self._refused[question]
 
     def note(self, question: Hashable, refusal: NotSupported | NoPermission) -> None:
-        """Remembers a refusal. Until the retry, `check` raises NotSupported, also after NoPermission, so that a missing
-        permission counts as one error, not as one in each cycle.
+        """Remembers a refusal. Until the retry, `check` raises NotSupported, even if the refusal was NoPermission. So a
+        missing permission counts as one error, not as one in each cycle.
         """
         self._refused[question] = (self._clock.monotonic() + RETRY_S, refusal.call, refusal.error)
 
     def note_failure(self, question: Hashable, failure: DeviceError) -> None:
-        """Records the failure of a question that was never answered.
-
-        After the third failure in a row the question is not asked for a while. Each further failure doubles this pause.
+        """Records the failure of a question that was never answered. After the third failure in a row, the question is
+        not asked for a while. Each further failure doubles this pause.
         """
         times = self._failed[question] = self._failed.get(question, 0) + 1
         if times < FAILURES:

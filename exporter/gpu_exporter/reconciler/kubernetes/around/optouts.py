@@ -43,7 +43,7 @@ class OptOut(NamedTuple):
     ceiling: str = ""
 
     def also(self, other: OptOut) -> OptOut:
-        """Combines two wishes: the exemption of this wish, else of the other; and the ceilings of both."""
+        """Adds another wish. The exemption of this wish has priority. The ceilings of both apply."""
         ceiling = "; ".join(filter(None, (self.ceiling, other.ceiling)))
         return self._replace(exemption=self.exemption or other.exemption, ceiling=ceiling)
 

@@ -90,7 +90,7 @@ class _NamespaceRead(NamedTuple):
 
 
 class PodSurveyor:
-    """Surveys the pods of one API server."""
+    """Reads the surroundings of pods through one API server."""
 
     def __init__(self, api: Api, policy: Policy, clock: Clock, resources: Resources) -> None:
         self._api = api

@@ -32,8 +32,8 @@ Selector: TypeAlias = frozenset[tuple[str, str]]
 class Route(NamedTuple):
     """An object that sends requests to a pod. `title`: its name for people; "" for no route.
 
-    `is_weak`: members of training jobs have such a route too. It shows a server only without a sign of a batch job, and
-    only for this pod, not for its gang.
+    `is_weak`: members of training jobs have such routes too. A weak route shows that its pod is a server only if no
+    controller of the pod runs a batch. It never applies to the pod's gang.
     """
 
     title: str
@@ -66,19 +66,21 @@ class Routes:
         self._by_endpoint: defaultdict[str, list[Pool]] = defaultdict(list)  # by the UID or the address of a pod
 
     def select(self, pool: Pool) -> None:
-        """Adds a Service or InferencePool with a selector."""
+        """Adds a Service or InferencePool that has a selector."""
         if self._is_new(pool.selector, pool):
             rarest = min(pool.selector, key=lambda item: len(self._by_item.get(item, ())))
             self._by_item[rarest].append(pool)
 
     def point(self, endpoints: Collection[str], pool: Pool) -> None:
-        """Adds the endpoints of a Service without a selector: UIDs or addresses of pods."""
+        """Adds a Service without a selector. `endpoints`: UIDs or addresses of its pods."""
         for each in endpoints:
             if self._is_new(each, pool):
                 self._by_endpoint[each].append(pool)
 
     def _is_new(self, target: Selector | str, pool: Pool) -> bool:
-        """Whether a route to this target is kept. Routes that show nothing take no place of others."""
+        """Returns whether to keep a route to this target. At most SAME_MAX routes with a title are kept for each
+        target.
+        """
         self._same[target, pool.route.is_weak] += bool(pool.route.title)
         return bool(pool.route.title) and self._same[target, pool.route.is_weak] <= SAME_MAX
 
@@ -147,8 +149,8 @@ def read_routes(api: Api, kinds: Kinds, namespace: str, keep: Callable[[Any], No
 def trim_service(service: Json) -> Pool:
     """Reduces a Service to the fields that are used. Raises any exception for a malformed Service.
 
-    A headless Service is weak: members of training jobs find each other by one. A Service that a batch job, a
-    RayCluster or a pod (Spark's driver) made shows nothing: see `_is_own`.
+    A headless Service is weak, because members of training jobs use one to find each other. A Service that a batch job,
+    a RayCluster or a pod (Spark's driver) made for itself is no route (`_is_own`).
     """
     spec, metadata = service.get("spec") or {}, service["metadata"]
     name = need_name(metadata["name"])
@@ -161,10 +163,10 @@ def trim_service(service: Json) -> Pool:
 
 
 def _is_own(metadata: Json, *, is_name: bool) -> bool:
-    """Whether the controller of pods that compute a batch made this object for its own use.
+    """Returns whether the controller of batch pods made this object for its own use.
 
-    `is_name`: it gives a name to members. KubeRay makes such Services for every RayCluster, whatever the cluster
-    computes, and a Service for Ray Serve only if somebody asks for one.
+    `is_name`: the object only gives a DNS name to members. KubeRay makes such a Service for every RayCluster, for any
+    kind of work. It makes a Service for Ray Serve only on request.
     """
     maker = controller_of(metadata)
     if maker is None:
@@ -186,9 +188,8 @@ def trim_pool(pool: Json) -> Pool:
 
 
 def trim_endpoints(endpoints: Json) -> tuple[str, list[str]]:
-    """Returns the Service of an EndpointSlice, and the UIDs of all its endpoints; without a UID, the addresses.
-
-    Raises any exception for a malformed object.
+    """Returns the Service of an EndpointSlice, and the UIDs of its endpoints. An endpoint without a UID is returned by
+    its addresses. Raises any exception for a malformed object.
     """
     service = (endpoints["metadata"].get("labels") or {}).get(SERVICE_NAME)
     found: list[str] = []
@@ -200,9 +201,8 @@ def trim_endpoints(endpoints: Json) -> tuple[str, list[str]]:
 
 
 def trim_scaler(scaler: Json) -> tuple[tuple[str, str], str]:
-    """Kind and name of the object that an autoscaler scales, and the title of the autoscaler.
-
-    The title is "" if an elastic training job made it for itself. Raises any exception for a malformed object.
+    """Returns kind and name of the object that an autoscaler scales, and the autoscaler's title. The title is "" if an
+    elastic training job made the autoscaler for itself. Raises any exception for a malformed object.
     """
     target, metadata = scaler["spec"]["scaleTargetRef"], scaler["metadata"]
     title = "" if _is_own(metadata, is_name=False) else f"HorizontalPodAutoscaler/{need_name(metadata['name'])}"

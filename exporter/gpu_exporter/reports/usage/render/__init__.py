@@ -1,1 +1,1 @@
-"""The forms of a usage report: text, HTML, mail, JSON and tables of values. The same report gives the same bytes."""
+"""Renders a usage report as text, HTML, mail, JSON or table of values. The same report gives the same bytes."""

@@ -1,4 +1,4 @@
-"""The forms of a report by the words of `--format`."""
+"""Maps the words of `--format` to the functions that render a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hours of a week in which GPUs were held without work: rows for days, columns for hours, in UTC."""
+"""Shows in which hours of the week held GPUs did no work: one row for each day, one column for each hour, in UTC."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TITLE = "GPUs idle or to be investigated, by hour of the week (UTC)"
 
 
 class Heat(NamedTuple):
-    """Mean number of GPUs by weekday (Monday first) and hour of the day, None without data. `most`: the largest one.
-    A report of less than a week has no rows without data.
+    """Mean number of GPUs by weekday (Monday first) and hour of the day, None without data. `most`: the largest number.
+    A report of less than a week has only the rows with data.
     """
 
     rows: dict[str, list[float | None]]
@@ -24,7 +24,7 @@ class Heat(NamedTuple):
 
 
 def week_of(report: UsageReport) -> Heat | None:
-    """The week of a report; None if too few of its hours are known, or no GPU was idle."""
+    """Returns the week of a report. None if too few of its hours are known, or if no GPU was idle."""
     found: dict[tuple[int, int], list[float]] = {}
     for start, use in sorted(report.hours.items()):
         wasted = None if use is None else wasted_hours(use)
@@ -45,8 +45,8 @@ def week_of(report: UsageReport) -> Heat | None:
 
 
 def wasted_hours(use: GpuHours) -> float | None:
-    """GPU-hours idle, stalled or to be investigated. None if the source knows neither the idle hours nor those to be
-    investigated.
+    """Returns the GPU-hours that were idle, stalled, or are to be investigated. None if the source knows neither idle
+    hours nor hours to be investigated.
     """
     if use.parts[IDLE] is None and use.parts[UNPROVEN] is None:
         return None

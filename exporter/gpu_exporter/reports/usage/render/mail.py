@@ -1,4 +1,6 @@
-"""A report as HTML for a mail: tables with inline styles alone, because mail programs drop plots and style sheets."""
+"""Renders a report as HTML for a mail: only tables with inline styles, because mail programs drop plots and style
+sheets.
+"""
 
 from __future__ import annotations
 

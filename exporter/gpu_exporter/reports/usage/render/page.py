@@ -1,5 +1,5 @@
-"""A report as one HTML file with its plots: for a browser, a phone or A4, light and dark. It loads nothing and runs no
-script.
+"""Renders a report with its plots as one HTML file for browsers, phones and paper (A4), in light and dark colours. The
+file loads nothing and runs no script.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def render_page(report: UsageReport, view: ReportView) -> str:
 
 
 def _cards(shown: ShownReport) -> Iterator[str]:
-    """The four numbers of the headline, with money if there are prices."""
+    """Renders the four main numbers, with money if there are prices."""
     report, total = shown.report, shown.total
     yield '<div class="cards">'
     held = f"<b>{number(total.held)}</b><span>GPU-hours{html.escape(money(total.cost, report))}</span>"
@@ -55,7 +55,9 @@ def _cards(shown: ShownReport) -> Iterator[str]:
     for part, words in ((IDLE, "idle, confirmed"), (UNPROVEN, "to be investigated"), (UNKNOWN, "unknown")):
         hours = total.parts[part]
         said = (
-            "no source can tell" if hours is None else f"{number(hours)} GPU-hours{money(total.cost_of(part), report)}"
+            "no source reports it"
+            if hours is None
+            else f"{number(hours)} GPU-hours{money(total.cost_of(part), report)}"
         )
         figures = f"<b>{percent(total.share(part))}</b><span>{html.escape(said)}</span>"
         yield f'<div class="card top-{part}">{words}{figures}</div>'
@@ -63,7 +65,7 @@ def _cards(shown: ShownReport) -> Iterator[str]:
 
 
 def _bars(shown: ShownReport) -> Iterator[str]:
-    """One bar per group, as long as its hours."""
+    """Renders one bar for each group. Its length shows the group's hours."""
     rows = [row for row in shown.rows if row.kind != "sum"]
     most = max((row.use.held for row in rows), default=0.0)
     yield f'<section><h2>GPU-hours held, by {shown.view.by}</h2><div class="bars">'

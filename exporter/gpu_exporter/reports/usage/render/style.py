@@ -86,7 +86,7 @@ LIGHT}
 
 
 def style() -> str:
-    """The style sheet of the page: light, dark, phone and paper."""
+    """Returns the style sheet of the page, for light and dark colours, phone and paper."""
     light, dark = ("".join(_colored(part, pair[at]) for part, pair in COLORS.items()) for at in (0, 1))
     heat = "".join(
         f"svg.week .h{level} {{ fill: rgba(var(--heat), {0.1 + 0.9 * level / LEVELS:.2f}); }}\n"

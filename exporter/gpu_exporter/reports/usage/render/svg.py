@@ -1,4 +1,4 @@
-"""The plots of a page as inline SVG: a bar of parts, and the week of hours. Colours are classes of the page's style."""
+"""Draws the plots of the page as inline SVG: bars of parts, and the week by hour. CSS classes define the colours."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LEVELS = 5  # of a cell's shade, without 0
 
 
 def draw_bar(use: GpuHours, most: float) -> str:
-    """A bar with the parts of the hours held. `most`: the GPU-hours of a bar of full length. Hours without a known part
-    are only an outline.
+    """Draws the held hours as a bar of parts. `most`: GPU-hours of a bar with full length. Hours without a known part
+    are an outline.
     """
     whole = max(use.held, sum(hours or 0.0 for hours in use.parts.values()))
 
@@ -36,13 +36,13 @@ def draw_bar(use: GpuHours, most: float) -> str:
 
 
 def describe(use: GpuHours) -> str:
-    """The parts of the hours held, in words."""
+    """Describes the parts of the held hours, in words."""
     parts = [f"{WORDS[part].name} {number(use.parts[part])}" for part in PARTS if use.parts[part]]
     return f"{number(use.held)} GPU-hours held: {', '.join(parts)}"
 
 
 def draw_week(heat: Heat) -> str:
-    """A cell for each hour of the week."""
+    """Draws one cell for each hour of the week."""
     width, height = LEFT + 24 * CELL, TOP + len(heat.rows) * CELL
     out = [f'<svg class="week" viewBox="0 0 {width} {height}" role="img"><title>{html.escape(TITLE)}</title>']
     for hour in range(0, 24, 3):
@@ -59,5 +59,5 @@ def draw_week(heat: Heat) -> str:
 
 
 def level_of(value: float, most: float) -> int:
-    """The shade of a number of GPUs: 0 for none, LEVELS for `most`."""
+    """Returns the shade for a number of GPUs: 0 for none, LEVELS for `most`."""
     return 0 if value <= 0.0 or most <= 0.0 else min(LEVELS, 1 + int(LEVELS * value / most))

@@ -1,4 +1,4 @@
-"""The tables of a report, for text, mail and page. Every cell is text in one line; a value that is unknown is `-`."""
+"""Makes the tables of a report, for text, mail and page. Every cell is one line of text; `-` is unknown."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Column: TypeAlias = tuple[str, Callable[[HolderHours], str]]  # name, and the ce
 
 
 class ReportTable(NamedTuple):
-    """A table with its title and an explanation, "" if it needs none. `kinds`: of each row, as in GroupRow."""
+    """A table with its title and explanation ("" for none). `kinds`: kind of each row, as in GroupRow."""
 
     key: str
     title: str
@@ -65,7 +65,7 @@ class ReportTable(NamedTuple):
 
 
 def list_tables(shown: ShownReport) -> list[ReportTable]:
-    """The tables that have rows, the most important one first."""
+    """Returns the tables that have rows, most important first."""
     report, view = shown.report, shown.view
     makers = (
         _tenants(shown),
@@ -133,7 +133,7 @@ def _idle(report: UsageReport, view: ReportView) -> ReportTable:
 
 
 def _unproven(report: UsageReport, view: ReportView) -> ReportTable:
-    """Holders with hours to be investigated, which the table of idle holders never has."""
+    """Makes the table of holders with hours to be investigated. The table of idle holders omits these hours."""
     found = _with(report.holders, UNPROVEN)
     columns: list[Column] = [
         (WORDS[UNPROVEN].name.upper(), lambda each: number(each.use.parts[UNPROVEN])),
@@ -156,14 +156,14 @@ def _oversized(report: UsageReport, view: ReportView) -> ReportTable:
         ("MAX MEMORY", lambda each: NONE if each.peak_memory is None else f"{each.peak_memory / GIB:.1f} GiB"),
         ("MODEL", lambda each: one_line(each.who.model or NONE, NAME)),
     ]
-    title = "Holders for which less than a GPU would do, in GPU-hours"
+    title = "Holders that could use less than a whole GPU, in GPU-hours"
     return _of_holders("oversized", title, columns, report.oversized or [], view)
 
 
 def _of_holders(
     key: str, title: str, columns: list[Column], found: list[HolderHours], view: ReportView, note: str = ""
 ) -> ReportTable:
-    """A table of holders with their names, these columns and their owners, without columns that have no value."""
+    """Makes a table of holders: name, these columns, and owner. Drops columns without values."""
     holder: Column = ("HOLDER", lambda each: in_cluster(each.who, each.who.holder))
     columns = [holder, *columns, ("OWNER", lambda each: owner_of(each.who))]
     rows = [tuple(cell(each) for _, cell in columns) for each in found[: view.top]]
@@ -176,7 +176,7 @@ def _of_holders(
 
 
 def _with(holders: list[HolderHours] | None, part: str) -> list[HolderHours]:
-    """Holders with hours of this part, most money or hours first."""
+    """Returns the holders with hours of this part, most money or hours first."""
     found = [each for each in holders or () if (each.use.parts.get(part) or 0.0) >= SHOWN_MIN]
     return sorted(found, key=lambda each: (-(each.use.cost_of(part) or 0.0), -(each.use.parts[part] or 0.0), each.who))
 
@@ -215,9 +215,9 @@ def _floors(report: UsageReport, held: float) -> ReportTable:
         )
         for floor, hours in sorted(report.floors.items())
     ]
-    note = "engine activity that counts as none: the counters of an idle GPU are not exactly 0"
+    note = "the engine activity up to which a GPU counts as idle: the counters of an idle GPU are not exactly 0"
     return ReportTable(
-        "floors", "Idle GPU-hours, by the activity that counts as none", (ACTIVITY, "IDLE", "IDLE %"), rows, note
+        "floors", "Idle GPU-hours, by the engine activity that counts as idle", (ACTIVITY, "IDLE", "IDLE %"), rows, note
     )
 
 
@@ -231,7 +231,7 @@ def _causes(report: UsageReport, view: ReportView) -> ReportTable:
 
 
 def meant(cause: str) -> tuple[str, str]:
-    """A cause in a few words, and the change that the owner, or else the site, can make. `-` for other causes."""
+    """Returns title and advice of a cause: the owner's change, otherwise the site's. `-` for an unknown cause."""
     meaning = CAUSES.get(cause)
     return (NONE, NONE) if meaning is None else (meaning.title, meaning.owner or meaning.site or NONE)
 
@@ -251,7 +251,7 @@ def _long_idle(report: UsageReport, view: ReportView) -> ReportTable:
 
 
 def _days(report: UsageReport) -> ReportTable:
-    """The days, unless the week by hour shows them."""
+    """Makes the table of days, unless the week by hour is shown."""
     if len(report.days) < 2 or week_of(report) is not None:
         return ReportTable("days", "", (), [])
     parts = [part for part in (IDLE, UNPROVEN, USED) if part in shown_parts(filter(None, report.days.values()))]

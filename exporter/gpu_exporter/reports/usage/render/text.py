@@ -1,4 +1,4 @@
-"""A report as text, for a terminal or a mail: tables with fixed-width columns."""
+"""Renders a report as text for a terminal or a mail: tables with columns of fixed width."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHADES = "\u00b7\u2591\u2592\u2593\u2588"  # of an hour in the plot of the week,
 
 
 def render_text(report: UsageReport, view: ReportView) -> str:
-    """Renders the report as lines of text. The text ends in a newline."""
+    """Renders the report as lines of text, with a line break at the end."""
     shown = ShownReport(report, view)
     lines = [title(report), "", *headline(shown), *certainty(shown), one_line(coverage(report)), ""]
     for table in list_tables(shown):
@@ -42,7 +42,7 @@ def _lines(table: ReportTable, shown: ShownReport) -> Iterator[str]:
 
 
 def draw_bar(use: GpuHours, width: int = BAR) -> str:
-    """The parts of the hours held as letters; `.` for hours that the source cannot tell apart."""
+    """Draws the held hours as a bar of letters, one for each part. `.` stands for hours without a known part."""
     apart = max(0.0, use.apart)
     whole = apart + sum(hours or 0.0 for hours in use.parts.values())
     if not 0.0 < whole < math.inf:

@@ -1,7 +1,8 @@
-"""A report as one table of values for a spreadsheet or a database: a row for each group and member, without sums.
+"""Renders a report as one table of values for a spreadsheet or a database: one row for each group and member, without
+sums.
 
-The same table with tabs is the form for accounting systems. Open XDMoD imports jobs from sacct only (its Shredder Guide
-and Slurm Notes), and has no format for GPU-hours by tenant: load this table beside it, by account and user.
+The variant with tabs is for accounting systems. Open XDMoD imports jobs only from sacct (Shredder Guide, Slurm Notes),
+and has no format for GPU-hours by tenant. So load the table beside it, by account and user.
 """
 
 from __future__ import annotations
@@ -41,6 +42,6 @@ def _render(report: UsageReport, view: ReportView, delimiter: str) -> str:
 
 
 def safe_cell(text: str) -> str:
-    """The text in one line, which no spreadsheet runs as a formula."""
+    """Returns the text on one line, in a form that no spreadsheet runs as a formula."""
     text = one_line(text)
     return f"'{text}" if text.startswith(FORMULA) else text

@@ -1,4 +1,4 @@
-"""The rows of a report: groups, their members, the rest, and the sum; and the form of its numbers and names."""
+"""Makes the rows of a report (groups, members, the rest, the sum), and formats its numbers and names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NONE = "-"
 
 
 class Grouping(NamedTuple):
-    """Fields of Who that make a group, and those of a member of the group, none if a group has no members."""
+    """The fields of Who that form a group, and the fields that form its members; none if groups have no members."""
 
     group: tuple[str, ...]
     member: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ LEVELS: Mapping[str, Grouping] = {
 
 
 class ReportView(NamedTuple):
-    """The choices of a reader. `by`: a key of LEVELS. `top`: rows of each table, without the rest and the sum."""
+    """The reader's choices. `by`: a key of LEVELS. `top`: rows of each table, without the rest and the sum."""
 
     by: str = TENANT
     top: int = TOP
@@ -56,8 +56,8 @@ class GroupRow(NamedTuple):
 
 
 class ShownReport:
-    """A report as a reader wants it: `groups` and `members` by the fields of the view, most wasted money or hours
-    first, and their sum `total`. Each is added up once, because a site may have 20,000 tenants.
+    """A report in the reader's view. `groups`, `members`: hours by the fields of the view, most wasted money or hours
+    first. `total`: their sum. Computed once, because a site may have 20,000 tenants.
     """
 
     def __init__(self, report: UsageReport, view: ReportView) -> None:
@@ -69,7 +69,7 @@ class ShownReport:
         self.rows = self._list_rows()
 
     def _list_rows(self) -> list[GroupRow]:
-        """The groups, each with its members if it has several; the rest; and the sum."""
+        """Returns the rows: groups (with their members if there are several), the rest, and the sum."""
         (by, top), level = self.view, self.view.level
         inside: dict[Who, list[tuple[Who, GpuHours]]] = {}
         for who, use in self.members.items():
@@ -95,7 +95,7 @@ def _rest(uses: Sequence[GpuHours], kind: str) -> list[GroupRow]:
 
 
 def name_of(who: Who, by: str = TENANT) -> str:
-    """The name of a group or member, in one line: `ml`, `phys/ada`, or `east: ml` with the cluster."""
+    """Returns the name of a group or member on one line: `ml`, `phys/ada`, or `east: ml` with the cluster."""
     level = LEVELS[by]
     fields = [name for name in (*level.group, *level.member) if name not in ("cluster", "scheduler")]
     name = "/".join(filter(None, (getattr(who, each) for each in fields)))
@@ -107,13 +107,13 @@ def in_cluster(who: Who, name: str) -> str:
 
 
 def owner_of(who: Who) -> str:
-    """The user if Slurm names one, else a team or a workload."""
+    """Returns the owner of a holder: the user if Slurm names one, otherwise team or workload."""
     person = "/".join(filter(None, (who.user, who.account)))
     return one_line(person or who.team or who.workload or NONE, NAME)
 
 
 def shown_parts(uses: Iterable[GpuHours], least: float = 0.0) -> list[str]:
-    """The parts with hours in these rows. Omits a part below the share `least` of the hours of all rows."""
+    """Returns the parts that have hours in these rows. Omits parts whose share of all hours is below `least`."""
     found = list(uses)
     held = sum(use.held for use in found)
     hours = {part: sum(use.parts[part] or 0.0 for use in found) for part in PARTS}
@@ -121,12 +121,14 @@ def shown_parts(uses: Iterable[GpuHours], least: float = 0.0) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """GPU-hours or money, below 100 with one decimal place, so that it agrees with the percentage beside it."""
+    """Formats GPU-hours or money. Numbers below 100 have one decimal place, so that they agree with the percentage
+    beside them.
+    """
     if value is None:
         return NONE
     return f"{value:,.0f}" if abs(value) >= WHOLE_MIN or not value else f"{value:,.1f}"
 
 
 def currency_of(report: UsageReport) -> str:
-    """The currency as a word for a column, "" if it is unknown."""
+    """Returns the currency as the title of a column, "" if unknown."""
     return one_line(report.currency, 12)

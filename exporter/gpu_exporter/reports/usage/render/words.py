@@ -1,4 +1,4 @@
-"""The sentences of a report: the headline, the coverage, and the notes below it."""
+"""Makes the sentences of a report: summary, coverage, and the notes below it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMED_MIN = 0.05  # ... after the first one, those with this share of the hours
 
 
 class PartWords(NamedTuple):
-    """A part of the hours in a few words, its letter in a bar of text, and its meaning."""
+    """The words for a part of the hours: its name, its letter in a text bar, and its meaning."""
 
     name: str
     letter: str
@@ -60,13 +60,13 @@ WORDS: Mapping[str, PartWords] = {
 
 
 def title(report: UsageReport) -> str:
-    """The period in a line."""
+    """Returns the period in one line."""
     start, end = (utc(wall).strftime("%Y-%m-%d %H:%M") for wall in (report.start, report.end))
     return f"GPU use, {start} to {end} UTC ({describe_duration(report.end - report.start)})"
 
 
 def headline(shown: ShownReport) -> list[str]:
-    """How much is wasted, and by whom: one sentence each. `certainty` continues them."""
+    """Returns the summary: how much was wasted and by whom, in one sentence each. `certainty` continues it."""
     report, total = shown.report, shown.total
     if not total.held:
         return ["No GPU-hours were held."]
@@ -93,7 +93,7 @@ def _amount(use: GpuHours, part: str, report: UsageReport) -> str:
 
 
 def money(cost: float | None, report: UsageReport, of: str = ", {}") -> str:
-    """`, 12,300 EUR` after a number of hours, "" without a price. `of`: the text around the money."""
+    """Returns money after a number of hours, e.g. `, 12,300 EUR`; "" without a price. `of`: text around the money."""
     return "" if cost is None else of.format(f"{number(cost)} {currency_of(report)}".rstrip())
 
 
@@ -109,7 +109,9 @@ def _trend(report: UsageReport) -> str:
 
 
 def _who(shown: ShownReport) -> Iterator[str]:
-    """The groups with the most idle hours, or else with the most hours to be investigated."""
+    """Names the groups with the most idle hours. Without idle hours, names those with the most hours to be
+    investigated.
+    """
     for part, words in ((IDLE, "Idle"), (UNPROVEN, "To be investigated")):
         whole = shown.total.parts[part] or 0.0
         if whole < SHOWN_MIN:
@@ -127,7 +129,7 @@ def _who(shown: ShownReport) -> Iterator[str]:
 
 
 def _free(report: UsageReport) -> Iterator[str]:
-    """The dark capacity, if it is known of every model."""
+    """Describes the capacity that no pod or job held, if it is known for every model."""
     present = sum(each.present for each in report.capacity)
     if present and all(each.free is not None for each in report.capacity):
         free = sum(each.free or 0.0 for each in report.capacity)
@@ -142,7 +144,7 @@ def _stalled(total: GpuHours, report: UsageReport) -> Iterator[str]:
 
 
 def certainty(shown: ShownReport) -> Iterator[str]:
-    """The hours that may be idle or not, in a sentence each."""
+    """Yields one sentence each about hours to be investigated and unknown hours."""
     report, total = shown.report, shown.total
     if (total.share(UNPROVEN) or 0.0) >= COLUMN_MIN:
         yield f"To be investigated: {_amount(total, UNPROVEN, report)}: {WORDS[UNPROVEN].meaning}."
@@ -151,7 +153,7 @@ def certainty(shown: ShownReport) -> Iterator[str]:
 
 
 def coverage(report: UsageReport) -> str:
-    """The known part of the period, and the sources, in a few sentences."""
+    """Describes which part of the period is known, and the sources, in a few sentences."""
     names = one_line(", ".join(each.name for each in report.sources))
     texts = [_seen(report), *([f"Sources: {names}"] if names else [])]
     texts += [f"Not seen: {each.unseen}, so such GPUs may look idle" for each in report.sources if each.unseen]
@@ -180,7 +182,7 @@ def _describe(seen: Covered, known: str) -> str:
 
 
 def untold(total: GpuHours) -> list[str]:
-    """Sentences on the parts without a column: parts with few hours, and parts that no source shows."""
+    """Returns sentences about parts without a column: parts with few hours, and parts that no source shows."""
     texts = []
     few = [part for part in shown_parts([total]) if part not in shown_parts([total], COLUMN_MIN) and part != IDLE]
     if few:
@@ -188,13 +190,14 @@ def untold(total: GpuHours) -> list[str]:
     if names := [WORDS[part].name for part, hours in total.parts.items() if hours is None]:
         where = "other" if total.apart >= SHOWN_MIN else "the columns of other parts"
         texts.append(
-            f"not told apart: {', '.join(names)}. The sources cannot tell these parts; their hours are in {where}"
+            f"not shown separately: {', '.join(names)}. The sources do not report these parts; their hours are in "
+            f"{where}"
         )
     return texts
 
 
 def notes(shown: ShownReport) -> list[str]:
-    """Texts below the report: data that no column has, and values that are missing, each in one line."""
+    """Returns the notes below the report, one per line: data that is in no column, and missing values."""
     texts = untold(shown.total) if shown.total.held else []
     texts += [f"not counted: {text}" for text in shown.report.left_out]
     texts += [f"not shown: {text}" for text in shown.report.missing]

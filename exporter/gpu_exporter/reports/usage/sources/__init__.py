@@ -1,1 +1,1 @@
-"""The exporters whose history a report reads, each in the terms of units, holders and windows."""
+"""Reads the history of exporters. Each module reads one kind of exporter, as cells (cells.py)."""

@@ -19,8 +19,8 @@ Board: TypeAlias = tuple[str, str, str]  # cluster, uuid and id of the instance
 
 @dataclass(slots=True)
 class BoardSeries:
-    """The series of a unit in a window: the sum of their seconds, those of the longest and of each target, and their
-    holders.
+    """The series of one unit in one window: the sum of their seconds, the seconds of the longest series, the seconds by
+    target, and the holders.
     """
 
     seconds: float = 0.0
@@ -36,7 +36,7 @@ class BoardSeries:
             self.holders.add(holder)
 
     def covered(self, window: float) -> float:
-        """Seconds in which the unit was sampled."""
+        """Returns the seconds in which the unit was sampled."""
         if self.seconds <= OVERLAP * window:
             return self.seconds
         of_target = max(self.of_target.values())  # of several targets, each may have one holder after another
@@ -44,7 +44,7 @@ class BoardSeries:
 
 
 def board_of(place: PlacedSeries) -> Board:
-    """The unit of a series. Its node is left out, because targets may name it differently."""
+    """Returns the unit of a series. Omits the node, because targets may give it different names."""
     return place.unit.cluster, place.unit.uuid, place.unit.gi
 
 

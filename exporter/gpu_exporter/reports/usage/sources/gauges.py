@@ -1,12 +1,13 @@
-"""Exporters that publish utilization as a gauge: dcgm-exporter, nvidia_gpu_exporter, and the exporter of jobstats.
+"""Reads exporters that publish utilization as a gauge: dcgm-exporter, nvidia_gpu_exporter, and the exporter of
+jobstats.
 
-Two passes read each chunk. The first asks for the smallest, largest and mean sample of each window. This is cheap, and
-decides most windows: all zero, or never zero. The second reads the largest sample of each block of time, but only of
-units with undecided windows.
+Each chunk is read in two passes. The first pass reads the smallest, largest and mean sample of each window. This is
+cheap, and decides most windows: all samples are zero, or none. The second pass reads the largest sample of each block
+of time, only for units with undecided windows.
 
-A gauge shows only the moment at which it was read, or a short time before it. So zeros of a gauge alone are never
-`idle`, only `unproven`. The engine activity of dcgm-exporter is a mean over the whole time between two of its own
-readings. With it, a unit is idle while its utilization is 0 and its engine activity is at most `floor`.
+A gauge shows only the moment at which it was read, or a short time before. So its zeros alone are never `idle`, only
+`unproven`. dcgm-exporter's engine activity is a mean over the whole time between two readings. With it, a unit is idle
+while its utilization is 0 and its engine activity is at most `floor`.
 """
 
 from __future__ import annotations
@@ -59,15 +60,17 @@ Read: TypeAlias = Callable[[Mapping[str, str]], PlacedSeries]
 
 
 class Gauges(NamedTuple):
-    """An exporter. `engine`, `memory`, `instance_label`: "" if it has none.
+    """The names of one exporter's metrics and labels. `engine`, `memory`, `instance_label`: "" if it has none.
 
-    - `full`: the value of `utilization` at full use. `memory_unit`: bytes of one unit of `memory`.
-    - `unit_labels`: labels that identify a unit. `uuid_label`: one of them, or the same in lower case.
-    - `instance_label`: not empty on MIG instances. `held`: matchers, of which one selects each series with a holder.
-    - `video`: metrics of encoders and decoders, whose work is in no other metric.
-    - `counter`: grows while the exporter reads the GPU; otherwise, its values are old.
-    - `traffic`: metrics of traffic, and the most of each that a GPU at rest has. More of it does not confirm idleness.
-    - `reader`: returns a function that reads the labels of a series, for the series of a chunk.
+    - `full`: the value of `utilization` at full use. `memory_unit`: bytes in one unit of `memory`.
+    - `unit_labels`: labels that identify a unit. `uuid_label`: the one with the UUID; a site may write it in lower
+      case.
+    - `instance_label`: set on the series of MIG instances. `held`: matchers; each series with a holder matches one of
+      them.
+    - `video`: metrics of encoders and decoders. No other metric shows their work.
+    - `counter`: a counter that grows while the exporter reads the GPU. If it stops, the values are old.
+    - `traffic`: metrics of traffic, each with the most traffic of a GPU at rest. Above it, the GPU may not be idle.
+    - `reader`: makes the function that reads unit and holder from the labels of a chunk's series.
     """
 
     name: str
@@ -99,8 +102,8 @@ class GaugeReader:
         is_brief: bool = False,
         has_means: bool = True,
     ) -> None:
-        """`matcher`: the user's label matchers, "" for all series. `floor`: one of FLOORS. `is_brief`: without memory,
-        and without the other floors. `has_means`: whether the first pass has them; `read` needs them.
+        """`matcher`: the user's label matchers, "" for all series. `floor`: one of FLOORS. `is_brief`: reads no memory,
+        and only this floor. `has_means`: the first pass also reads means, which `read` needs.
         """
         self._functions = ("min", "max", "avg") if has_means else ("min", "max")
         self._history, self._gauges, self._matcher = history, gauges, matcher
@@ -215,14 +218,14 @@ class GaugeReader:
         return doubts
 
     def proves(self, base: FirstPass, labels: Labels, start: float) -> bool:
-        """Whether the engine activity was read in this window, as often as the utilization."""
+        """Returns whether the engine activity was read in this window as often as the utilization."""
         if base.is_engine:
             return bool(dict(labels).get(self._gauges.instance_label))
         number, most = (table.get(labels, {}).get(start, 0.0) for table in (base.engine_counts, base.engine))
         return most >= 0.0 and number >= FULL * base.counts[labels][start]
 
     def select(self, metric: str, *matchers: str) -> str:
-        """PromQL: the series of this metric that the user's matchers and these ones select."""
+        """Returns a PromQL selector with the user's matchers and these."""
         return f"{metric}{{{','.join(filter(None, (self._matcher, *matchers)))}}}"
 
     def bases(self, span: WindowSpan) -> Iterator[FirstPass]:
@@ -353,7 +356,7 @@ class GaugeReader:
         return parts
 
     def _read_peaks(self, span: WindowSpan) -> dict[Labels, float]:
-        """The largest memory in use, in bytes, by series."""
+        """Returns the largest memory in use by series, in bytes."""
         if not self._gauges.memory or self._is_brief:
             return {}
         series, unit = self.select(self._gauges.memory), self._gauges.memory_unit
@@ -373,13 +376,15 @@ class GaugeReader:
 
 
 def _stands_still(counter: str, window: float) -> str:
-    """PromQL: the GPUs of which all series of this counter, for one holder after another, had the same value."""
+    """Returns PromQL for the GPUs whose counter did not grow in the window. All series of a GPU count together, because
+    each holder may have its own.
+    """
     least, most = (f"{each} by ({OF_GPU}) ({over(each, counter, window)})" for each in ("min", "max"))
     return f"({least} > 0) == {most}"
 
 
 def _positive(values: Values) -> Values:
-    """Without windows of no sample, which no real server counts."""
+    """Omits windows without samples. No real server returns such windows."""
     return {start: number for start, number in values.items() if number >= 1.0}
 
 
@@ -401,9 +406,8 @@ def _pick(table: Table, series: Collection[Labels], factor: float) -> Table:
 
 
 def is_broken(base: FirstPass, labels: Labels) -> bool:
-    """Whether the engine activity was exactly 0 in a window with work.
-
-    DCGM's profiling counters have stayed at 0 while the GPU worked (NVIDIA/dcgm-exporter#662).
+    """Returns whether the engine activity was exactly 0 in a window with work. DCGM's profiling counters have stayed at
+    0 while the GPU worked (NVIDIA/dcgm-exporter#662).
     """
     most, engine, counts = base.most.get(labels, {}), base.engine.get(labels, {}), base.counts[labels]
     return any(

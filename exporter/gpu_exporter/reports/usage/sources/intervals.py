@@ -1,4 +1,4 @@
-"""How much time a sample stands for: the scrape interval of each target in each window."""
+"""Finds the scrape interval of each target in each window, which is the time that one sample covers."""
 
 from __future__ import annotations
 

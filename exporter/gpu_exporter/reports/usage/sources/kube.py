@@ -45,7 +45,7 @@ class PodName(NamedTuple):
 
 
 class KubeOwner(NamedTuple):
-    """A controller by its kind, in a namespace of a cluster."""
+    """A controller in a namespace of a cluster."""
 
     cluster: str
     namespace: str
@@ -54,7 +54,9 @@ class KubeOwner(NamedTuple):
 
 
 class PodFacts(NamedTuple):
-    """The owner of a pod (`kind`, its name `owner`, `workload` for people), and its team. Texts are "" if unknown."""
+    """The owner and the team of a pod. `kind`, `owner`: kind and name of the owner. `workload`: the owner's name for
+    people. Texts are "" if unknown.
+    """
 
     workload: str = ""
     kind: str = ""
@@ -308,7 +310,7 @@ class KubeReader:
 
 
 def workload_of(kind: str, name: str) -> str:
-    """The name that people gave: the Deployment of a ReplicaSet, the CronJob of a Job."""
+    """Returns the name that users gave: the Deployment of a ReplicaSet, the CronJob of a Job."""
     if kind == "ReplicaSet":
         return HASH.sub("", name)
     return MOMENT.sub("", name) if kind == "Job" else name
@@ -365,7 +367,7 @@ def _reported(given: Labels, *names: str) -> tuple[str, ...]:
 
 
 def _list_times(walls: Mapping[Labels, float]) -> dict[PodName, list[float]]:
-    """The times (Unix seconds) by the name of the pod. Several pods may have had it."""
+    """Returns times (Unix seconds) by name of the pod. Several pods may have had the same name."""
     found: dict[PodName, list[float]] = {}
     for series, wall in walls.items():
         found.setdefault(_name(series), []).append(wall)

@@ -1,7 +1,7 @@
-"""Logs and recordings of GPUs, read from files.
+"""Reads the use of GPUs from log files and recordings.
 
-A file names no holder. Its reader has chosen it, so all of its time counts as held, by a holder that is not known. A
-server has all GPUs of a site, where the zeros of such a source are no idle time: those GPUs may be free.
+A file names no holder. The user has chosen the file, so all of its time counts as held by an unknown holder. A server
+is different: it shows all GPUs of a site, and GPUs at zero may be free.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ GAP = 3.0  # intervals: a longer time between two rows is a gap
 
 
 class Stretch(NamedTuple):
-    """Time from `start` to `end` (Unix seconds) at this utilization (0 to 1), None if it is unknown.
-
-    `zero`: model.IDLE or UNPROVEN if the time counts as this part, else "".
+    """The time from `start` to `end` (Unix seconds). `ratio`: its utilization, 0 to 1, None if unknown. `zero`: IDLE or
+    UNPROVEN (model.py) if the time counts as this part, otherwise "".
     """
 
     start: float
@@ -36,10 +35,12 @@ class Stretch(NamedTuple):
 
 
 def of_gauge(times: Sequence[float], ratios: Sequence[float | None]) -> Iterator[Stretch]:
-    """The time of a GPU whose utilization (0 to 1) was read at these times (Unix seconds, ascending).
+    """Yields the stretches of a GPU from readings of its utilization. `times`: Unix seconds, ascending. `ratios`: 0 to
+    1.
 
-    A reading stands for the time since the one before it, except after a gap. As in gauges.py, zeros prove nothing, and
-    only a run of them of BLOCK_S and two intervals counts, so that pauses between the steps of a loop do not.
+    A reading covers the time since the previous reading, except after a gap. As in gauges.py, zeros alone prove
+    nothing. Only a run of zeros of at least BLOCK_S and two intervals counts, so that short pauses between steps do not
+    count.
     """
     steps = [after - before for before, after in pairwise(times)]
     if not steps:
@@ -59,7 +60,9 @@ def of_gauge(times: Sequence[float], ratios: Sequence[float | None]) -> Iterator
 
 
 def with_unknown(stretches: Iterable[Stretch], start: float, end: float) -> Iterator[Stretch]:
-    """The stretches within this time in their order, and the rest of this time as unknown."""
+    """Yields the stretches between `start` and `end` in order of time. Fills the time between them with unknown
+    stretches.
+    """
     at = start
     for each in sorted(stretches, key=lambda each: each[:2]):
         begin, until = max(each.start, at), min(each.end, end)
@@ -115,16 +118,18 @@ class _Hour:
 
 
 class LogTime:
-    """Adds up the time of all GPUs of all files. Time of a GPU that two files have counts once, from the first."""
+    """Adds up the time of all GPUs of all files. If two files contain the same time of a GPU, only the first one
+    counts.
+    """
 
     def __init__(self) -> None:
         self.twice_s = 0.0
-        """GPU-seconds that a second file has too, without those that count"""
+        """GPU-seconds that an earlier file contains too, and that do not count again"""
         self._hours: defaultdict[Unit, defaultdict[float, _Hour]] = defaultdict(lambda: defaultdict(_Hour))
         self._covered: defaultdict[Unit, list[tuple[float, float]]] = defaultdict(list)  # in the order of time
 
     def add(self, unit: Unit, stretches: Iterable[Stretch]) -> None:
-        """Adds the stretches of one unit in one file, in the order of time."""
+        """Adds the stretches of one unit in one file, in order of time."""
         before = self._covered[unit]
         fresh: list[tuple[float, float]] = []
         for each in stretches:
@@ -148,24 +153,24 @@ class LogTime:
 
     @property
     def units(self) -> int:
-        """The number of units with any time."""
+        """The number of units that have any time."""
         return len(self._hours)
 
     @property
     def hours(self) -> tuple[float, float]:
-        """The begin of the first hour and the end of the last one, in Unix seconds. Needs a unit with any time."""
+        """The start of the first hour and the end of the last hour (Unix seconds). Needs a unit that has any time."""
         found = [hour for each in self._hours.values() for hour in (min(each), max(each))]
         return min(found), max(found) + WINDOW_S
 
     @property
     def first_and_last(self) -> tuple[float, float]:
-        """The first and the last moment of any unit, in whole Unix seconds. Needs a unit with any time."""
+        """The first and the last moment of any unit, in whole Unix seconds. Needs a unit that has any time."""
         times = [each for each in self._covered.values() if each]
         return round(min(each[0][0] for each in times)), round(max(each[-1][1] for each in times))
 
     @property
     def gap_s(self) -> float:
-        """GPU-seconds between the first and the last reading of a unit that no file has."""
+        """GPU-seconds between the first and the last reading of a unit that are in no file."""
         return sum(
             each[-1][1] - each[0][0] - sum(end - start for start, end in each)
             for each in self._covered.values()
@@ -179,7 +184,7 @@ class LogTime:
 
 
 def _outside(covered: Sequence[tuple[float, float]], start: float, end: float) -> Iterator[tuple[float, float]]:
-    """The parts of a time that are outside these times, which do not overlap and are in order."""
+    """Yields the parts of a time that are not in `covered`, whose times are sorted and do not overlap."""
     for at in range(max(0, bisect_right(covered, (start, math.inf)) - 1), len(covered)):
         begin, until = covered[at]
         if begin >= end:

@@ -15,7 +15,7 @@ NO_JOB = ("", "0", "-1")  # a file of the prolog without a job
 
 
 def smi_gauges() -> Gauges:
-    """The names of nvidia_gpu_exporter. It names no holder; its info metric names the model."""
+    """Returns the names of nvidia_gpu_exporter, which reports no holder. Its info metric has the model."""
     return Gauges(
         NVIDIA_GPU_EXPORTER, SMI_UTILIZATION, 1.0, "", "nvidia_smi_memory_used_bytes", 1.0, ("uuid",), "uuid", "", (),
         (), "", {}, _build_smi_reader,
@@ -39,7 +39,7 @@ def _build_smi_reader(history: History, span: WindowSpan, _: Collection[Labels])
 
 
 def jobstats_gauges() -> Gauges:
-    """The names of the exporter of jobstats, which writes job and user id into each series."""
+    """Returns the names of jobstats' exporter, which puts job and user id into each series."""
     held = ('jobid!="",jobid!="0",jobid!="-1"',)
     return Gauges(
         JOBSTATS, DUTY_CYCLE, 100.0, "", "nvidia_gpu_memory_used_bytes", 1.0, ("uuid", "GPU_I_ID"), "uuid", "GPU_I_ID",

@@ -1,4 +1,6 @@
-"""Windows at zero that do not confirm idleness: another source saw work, the unit had traffic, or values are old."""
+"""Finds windows at zero that do not prove idleness: another source showed work, the unit had traffic, or the values are
+old.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ GpuWindow: TypeAlias = tuple[str, str, float]  # cluster, uuid without its prefi
 
 
 class Doubts:
-    """Windows at zero that do not confirm the idleness of a unit, or of a GPU and all its instances."""
+    """Windows at zero that do not prove the idleness of a unit, or of a GPU with all of its instances."""
 
     def __init__(self) -> None:
         self._windows: defaultdict[tuple[str, ...], set[float]] = defaultdict(set)
@@ -28,7 +30,7 @@ class Doubts:
             self._windows[place] |= starts
 
     def has(self, board: Board, start: float) -> bool:
-        """Whether there is a doubt about this window of a unit."""
+        """Returns whether this window of a unit is doubtful."""
         return start in self._windows.get(board, ()) or start in self._windows.get(board[:2], ())
 
 
@@ -38,10 +40,10 @@ def find_contradicted(
     boards: Mapping[tuple[Board, float], BoardSeries],
     window: float,
 ) -> set[tuple[Board, Target, float]]:
-    """The units, targets and windows in which this target saw no work, but another target did, or series with other
+    """Returns the windows in which one target showed no work on a unit, but another target did, or series with other
     labels had engine activity.
 
-    A profiling counter that stays at 0, or an exporter that repeats old values, looks like an idle GPU.
+    Such a zero may come from a profiling counter that stays at 0, or from an exporter that repeats old values.
     """
     engines = {
         (board_of(placed[labels]), start)
@@ -68,7 +70,9 @@ def find_contradicted(
 
 
 def by_gpu(windows: Windows, placed: Mapping[Labels, PlacedSeries]) -> dict[tuple[str, str], set[float]]:
-    """The windows of these series by cluster and uuid: instances of a GPU are not told apart."""
+    """Returns the windows of these series by cluster and UUID of the GPU. The instances of a GPU are not
+    distinguished.
+    """
     found: defaultdict[tuple[str, str], set[float]] = defaultdict(set)
     for board, starts in by_unit(windows, placed).items():
         found[board[:2]] |= starts
@@ -76,7 +80,7 @@ def by_gpu(windows: Windows, placed: Mapping[Labels, PlacedSeries]) -> dict[tupl
 
 
 def by_unit(windows: Windows, placed: Mapping[Labels, PlacedSeries]) -> dict[Board, set[float]]:
-    """The windows of these series by unit."""
+    """Returns the windows of these series by unit."""
     found: defaultdict[Board, set[float]] = defaultdict(set)
     for labels, starts in windows.items():
         found[board_of(placed[labels])].update(starts)
@@ -84,17 +88,17 @@ def by_unit(windows: Windows, placed: Mapping[Labels, PlacedSeries]) -> dict[Boa
 
 
 def key_of(cell: Cell) -> GpuWindow:
-    """The GPU of a cell, as all exporters name it, and its window."""
+    """Identifies the GPU and window of a cell, with the same name for all exporters."""
     return cell.unit.cluster, common_uuid(cell.unit.uuid), cell.start
 
 
 def common_uuid(uuid: str) -> str:
-    """The UUID of a GPU as all exporters write it."""
+    """Returns a GPU's UUID in the form that is common to all exporters."""
     return uuid.lower().removeprefix("gpu-")
 
 
 def deny_idle(cells: list[Cell], at_work: set[GpuWindow]) -> list[Cell]:
-    """The cells that count. Those of `at_work`, in which another one saw work, are not idle."""
+    """Changes idle cells to low use if another cell for the same GPU and window (`at_work`) showed work."""
     if not at_work:
         return cells
     agreed = {key_of(cell) for cell in cells if cell.used + cell.low > 0.0}

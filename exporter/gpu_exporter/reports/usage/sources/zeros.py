@@ -24,11 +24,10 @@ MOST_OF_BLOCK = 0.75  # of its samples
 class FirstPass(NamedTuple):
     """The samples of one metric in each window, by series.
 
-    - `least`, `most`, `mean`: ratios, 0 to 1.
-    - `engine`: the largest engine activity. `engine_counts`: its samples.
+    - `least`, `most`, `mean`: smallest, largest and mean value, 0 to 1.
+    - `engine`: the largest engine activity. `engine_counts`: number of its samples.
     - `is_engine`: the metric itself is the engine activity, as for MIG instances, which have no utilization.
-    - `intervals`: of the scrapes, in seconds, by target.
-    - `video`: windows in which video was encoded or decoded.
+    - `intervals`: scrape intervals in seconds, by target. `video`: windows in which a video engine worked.
     """
 
     metric: str
@@ -44,7 +43,9 @@ class FirstPass(NamedTuple):
 
 
 class Kind(Enum):
-    """The zeros of a window: none; all; some, or all but with engine activity above the floor at times."""
+    """The zeros of a window. NEVER: no sample is zero. ALWAYS: all samples are zero. SOME: some are, or all are while
+    the engine activity was above the floor at times.
+    """
 
     NEVER = "never"
     ALWAYS = "always"
@@ -52,8 +53,8 @@ class Kind(Enum):
 
 
 class Zeros(NamedTuple):
-    """Shares of the window, 0 to 1. `at_floors`: without engine activity above each of FLOORS, empty if it is unknown.
-    `bare`: at utilization 0.
+    """Shares of the window, 0 to 1. `at_floors`: time at zero with engine activity at or below each of FLOORS; empty if
+    this activity is unknown. `bare`: time at utilization 0.
     """
 
     at_floors: tuple[float, ...]
@@ -64,7 +65,9 @@ NO_ZEROS = Zeros((0.0,) * len(FLOORS), 0.0)
 
 
 def classify(base: FirstPass, floor: float, labels: Labels, start: float) -> Kind | None:
-    """The kind of this window, None if its smallest and largest samples are unknown. A value below 0 is no value."""
+    """Returns the kind of this window. None if its smallest and largest samples are unknown. A sample below 0 is
+    invalid.
+    """
     least, most = base.least.get(labels, {}).get(start), base.most.get(labels, {}).get(start)
     if least is None or most is None or least < 0.0:
         return None
@@ -79,7 +82,9 @@ def classify(base: FirstPass, floor: float, labels: Labels, start: float) -> Kin
 def judge(
     base: FirstPass, kind: Kind, labels: Labels, start: float, counted: Mapping[Labels, Mapping[float, Zeros]]
 ) -> Zeros | None:
-    """The zeros of a window, None if they are unknown. `kind`: as classified. `counted`: by the second pass."""
+    """Returns the zeros of a window, None if they are unknown. `kind`: from `classify`. `counted`: results of the
+    second pass.
+    """
     if kind is Kind.NEVER:
         return NO_ZEROS
     if kind is Kind.SOME:
@@ -90,7 +95,9 @@ def judge(
 
 
 def choose_block(units: int, span_s: float, longest: float, blocks_max: int) -> float:
-    """The length of a block, in seconds: at least two scrape intervals `longest`, and longer for many units."""
+    """Returns the length of a block in seconds: at least two of the longest scrape intervals, and longer for many
+    units.
+    """
     least = max(2.0 * longest, units * span_s / blocks_max)
     return next((each for each in BLOCKS_S if each >= least), BLOCKS_S[-1])
 
@@ -104,13 +111,13 @@ def count_zeros(
     block: float,
     floor: float,
 ) -> dict[float, Zeros]:
-    """The zeros of each window of one series.
+    """Counts the zeros in each window of one series.
 
-    - `most`, `engine`: the largest utilization and engine activity of each block, by its start. `engine`: None if the
-      unit has none, the same as `most` if it has nothing else.
-    - `samples`: of the engine activity in each window. `intervals`: seconds between them.
-    - `block`: its length in seconds. `floor`: one of FLOORS. For it and for lower ones, only blocks with most of their
-      samples count, because a holder that starts or ends in a block is there for a part of it only.
+    - `most`, `engine`: the largest utilization and the largest engine activity of each block, by its start. `engine` is
+      None without engine activity, and the same object as `most` if the metric is the engine activity.
+    - `samples`: number of engine samples in each window. `intervals`: seconds between two samples.
+    - `block`: length of a block in seconds. `floor`: one of FLOORS. Up to this floor, only blocks with most of their
+      samples count, because a holder that starts or ends in a block was there for only a part of it.
     """
     windows: defaultdict[float, list[float]] = defaultdict(list)
     for at in most:
@@ -139,15 +146,16 @@ def count_zeros(
 
 
 def _is_edge(at: float, most: Values, span: WindowSpan, block: float) -> bool:
-    """Whether the series begins or ends in this block."""
+    """Returns whether the series begins or ends in this block."""
     return (at - block >= span.start and at - block not in most) or (at + block < span.end and at + block not in most)
 
 
 def _find_parts(missing: float, in_full: float, edges: set[float]) -> tuple[set[float], int]:
-    """Blocks without most of their samples, and the most such blocks whose place is not known.
+    """Finds the blocks that lack many of their samples. Returns those whose place is known, and the largest possible
+    number of the others.
 
-    `missing`: samples that the blocks of a window lack together. `in_full`: of a block. `edges`: blocks in which the
-    series begins or ends.
+    `missing`: samples that all blocks of a window lack together. `in_full`: samples of a complete block. `edges`:
+    blocks in which the series begins or ends.
     """
     allowed = math.floor((1.0 - MOST_OF_BLOCK) * in_full + 0.01)
     short = round(missing)

@@ -1,1 +1,1 @@
-"""The source gpu-exporter: hours from the tenant counters of its exporters, holders and money from its recordings."""
+"""Reads gpu-exporter's own series: hours from the exporters' tenant counters, holders and money from the recordings."""

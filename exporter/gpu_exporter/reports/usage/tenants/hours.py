@@ -1,4 +1,4 @@
-"""The hours of tenants and holders as Prometheus returned them, and the hours of the report that are certain enough."""
+"""The hours of tenants and holders as Prometheus returned them, and those that are certain enough for the report."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ PART_OF = {"idle_long": IDLE, "idle_short": IDLE, "unproven": UNPROVEN, "stalled
 class Hours:
     """GPU-hours, kilowatt-hours and costs, as Prometheus returned them.
 
-    `busy`: integral of utilization. `stalled`: hours fully busy without progress; None if no exporter has the counter.
-    `recorded`: GPU-hours that the rules recorded; `costs`, by part, covers only these. `unpriced`: recorded GPU-hours
-    without a price. `unmetered`: GPU-hours on GPUs without an energy counter. `unproven`: GPU-hours at utilization 0
-    that only one witness confirms.
+    - `busy`: integral of utilization. `stalled`: fully busy without progress; None if no exporter has this counter.
+    - `recorded`: GPU-hours that the rules recorded. `costs`: money for these hours, by part. `unpriced`: those of them
+      without a price.
+    - `unmetered`: GPU-hours without an energy counter. `unproven`: GPU-hours at zero that only one witness shows.
     """
 
     held: float = 0.0
@@ -49,13 +49,13 @@ class Hours:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the rules recorded exactly these hours. The rules record fewer hours while Prometheus does not run,
-        and more if time of a stall first counted as used.
+        """Whether the rules recorded exactly these hours. They record fewer while Prometheus is down, and more if
+        stalled time first counted as used.
         """
         return abs(self.recorded - self.held) <= EXACT * self.held
 
     def use(self, *, has_money: bool = True) -> GpuHours:
-        """The hours by part. A part is None if a counter that it needs is missing, or if no counter has it."""
+        """Returns the hours by part. A part is None if a counter that it needs is missing."""
         known = {
             IDLE: self.idle,
             STALLED: self.stalled,
@@ -94,7 +94,7 @@ def _rest(whole: float | None, *parts: float | None) -> float | None:
 
 
 def add_up(parts: Iterable[Hours]) -> Hours:
-    """The sum of these hours. A number that is None in one part is None in the sum."""
+    """Returns the sum of these hours. A number that is None in one of them is None in the sum."""
     total = Hours()
     for each in parts:
         total.add(each)
@@ -102,14 +102,14 @@ def add_up(parts: Iterable[Hours]) -> Hours:
 
 
 class IdleHours:
-    """The GPU-hours of holders that were idle, or possibly idle, over all days."""
+    """GPU-hours of holders that were idle or possibly idle, over all days."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, HolderName], tuple[Who, dict[str, float]]] = {}
         self._cuts: list[tuple[float, set[tuple[str, HolderName]]]] = []
 
     def add(self, rows: Sequence[VectorRow]) -> None:
-        """Adds the answer for a day: one row for each holder and part."""
+        """Adds the answer for one day: one row for each holder and part."""
         of_the_day: dict[tuple[str, HolderName], float] = {}
         for row in rows:
             key = row.labels.get("cluster", ""), holder_name(row.labels)
@@ -122,7 +122,9 @@ class IdleHours:
             self._cuts.append((min(of_the_day.values()), set(of_the_day)))
 
     def list(self) -> list[HolderHours]:
-        """The holders, most idle hours first. Omits holders that the answer for some day may have cut off."""
+        """Returns the holders, most idle hours first. Omits a holder that may be missing in the answer for some day,
+        because answers are limited.
+        """
         found = [
             HolderHours(who, _use_of(parts))
             for key, (who, parts) in self._found.items()
@@ -133,7 +135,7 @@ class IdleHours:
 
 
 def who_of(row: VectorRow, name: HolderName, model: str = "") -> Who:
-    """The holder of a row, with the owner in its labels."""
+    """Returns the holder and its owner from the labels of a row."""
     cluster, account, user, team, workload = (
         row.labels.get(label, "") for label in ("cluster", "account", "user", "team", "workload")
     )

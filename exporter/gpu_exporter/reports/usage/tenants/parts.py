@@ -19,7 +19,7 @@ UP_STEPS = 2000  # most steps of the query for failed scrapes: 5 minutes in a we
 
 
 class PeriodPart(NamedTuple):
-    """A part of the period: `span` seconds that ended `ago` seconds before the end of the report."""
+    """A part of the period: `span` seconds. It ended `ago` seconds before the end of the report."""
 
     ago: float
     span: float
@@ -77,7 +77,9 @@ def failed_share(matcher: str, part: PeriodPart) -> str:
 
 
 def lost_growth(matcher: str, before: PeriodPart, after: PeriodPart) -> str:
-    """PromQL: how many exporters have samples in both of two neighbouring parts, but not at the border between them."""
+    """Returns PromQL for the number of exporters with samples in two neighbouring parts, but none at the border between
+    them.
+    """
     behind = f" offset {before.ago - STALE_S:.0f}s"
     series = f"{BUILD}{{{matcher}}}"
     both = f"last_over_time({series}{before.window}) and last_over_time({series}{after.window})"
@@ -87,8 +89,8 @@ def lost_growth(matcher: str, before: PeriodPart, after: PeriodPart) -> str:
 def join(
     parts: Sequence[PeriodPart], seen: Mapping[PeriodPart, float], borders: Iterable[PeriodPart]
 ) -> Iterator[Segment]:
-    """Joins parts into segments, oldest first. `borders`: parts at whose end growth would be lost. A part without
-    samples belongs to a gap if parts before and after it have samples.
+    """Joins parts into segments, oldest first. `borders`: parts at whose end the growth of a counter would be lost. A
+    part without samples is joined with its neighbours if there are samples before and after it.
     """
     lost = set(borders)
     known = [at for at, part in enumerate(parts) if seen.get(part)]

@@ -18,8 +18,7 @@ FREE, NOT_HELD = "free", frozenset(("free", "closed", "outside", "no_data"))  # 
 def read_hours(
     history: History, recording: str, interval_s: float, start: float, end: float
 ) -> dict[float, GpuHours | None]:
-    """The whole hours between two times (Unix seconds), None for an hour that the rules did not record.
-
+    """Returns the hours of the period between two times (Unix seconds). An hour that the rules did not record is None.
     `recording`: tenant:gpu_gpus:rate5m with the site's matchers. `interval_s`: seconds between two of its values.
     """
     span = WindowSpan(-(-start // HOUR_S) * HOUR_S, end // HOUR_S * HOUR_S, HOUR_S)
@@ -50,12 +49,16 @@ def _use_of(parts: dict[str, float]) -> GpuHours:
 
 
 def query_capacity(recording: str, window: str, interval_s: float) -> str:
-    """PromQL: GPU-hours by cluster, model and part. `recording`: namespace:gpu_gpus:sum with the site's matchers."""
+    """Returns PromQL for GPU-hours by cluster, model and part. `recording`: namespace:gpu_gpus:sum with the site's
+    matchers.
+    """
     return f"sum by (cluster, name, part) (sum_over_time({recording}{window})) * {interval_s / HOUR_S:g}"
 
 
 def add_capacity(rows: Iterable[VectorRow]) -> Iterator[Capacity]:
-    """The capacity of each model in each cluster. A GPU that works without a holder is neither held nor free."""
+    """Yields the capacity of each model in each cluster. A GPU that works without a holder is neither held nor
+    free.
+    """
     found: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
         parts = found.setdefault((row.labels.get("cluster", ""), row.labels.get("name", "")), {})

@@ -184,10 +184,8 @@ def order_of(
 
 
 def count_files(lines: Iterable[GresLine], node: str, vendor: Vendor) -> int:
-    """Returns the number of GPUs and parts of GPUs that lines with NodeName= and files name for this node.
-
-    Without NodeName=, a line may be in the file of a node without GPUs: slurm.conf then gives the node none. Raises
-    GresConfError.
+    """Returns how many GPUs and parts of GPUs this node has by the lines with NodeName= and File=. Ignores lines
+    without NodeName=, because a node without GPUs may have the same file. Raises GresConfError.
     """
     named = (line for line in lines if line.options.get("name", "").lower() == "gpu" and "nodename" in line.options)
     return sum(len(_files(line, vendor, _nobody)) for line in named if _is_about(line, node))
