@@ -39,11 +39,17 @@ LOAD = 0.4  # of every GPU
 SCENARIO = parse_scenario({"gpus": [{"model": "H100", "load": {"kind": "constant", "value": LOAD}}] * GPUS})
 EXACT = 0.02
 MARK = "gpu-exporter.io/utilization=underused;since=2026-01-01T00:00:00Z;gpus=2"
-# The real command. Another program writes its text into a job's AdminComment while the job's report is made.
+# The real command, whose answers are kept. While a report is made, the job gets another program's text, or is requeued.
 REPORT = """#!/bin/sh
 echo "$2" >>{asked}
-[ "$2" != {late} ] || sacctmgr -i modify job where jobid={late} set AdminComment=JS1:late >&2
-exec {python} -m gpu_exporter "$@"
+line=$({python} -m gpu_exporter "$@")
+code=$?
+echo "$line" | tee -a {asked}.lines
+case $code,$2 in
+0,{late}) sacctmgr -i modify job where jobid={late} set AdminComment=JS1:late >&2 ;;
+0,{restarted}) scontrol requeuehold {restarted} >&2 ;;
+esac
+exit $code
 """
 
 
@@ -203,22 +209,24 @@ def check_comments(site: Site, marked: str, array: str, again: str) -> None:
     """An ended job's line is written once, and replaces no text. A report that failed is made again by the next run."""
     folder = site.slurm.root / "comments"
     folder.mkdir()
-    asked, script, nowhere = folder / "asked", folder / "comment.sh", folder / "slurm.conf"
-    foreign, late, due = f"{array}_1", f"{array}_2", [again, f"{array}_3", f"{array}_4"]
+    asked, lines = folder / "asked", folder / "asked.lines"
+    script, nowhere = folder / "comment.sh", folder / "slurm.conf"
+    foreign, late, restarted, last = (f"{array}_{task}" for task in range(1, 5))
     program = folder / "gpu-exporter"
-    program.write_text(REPORT.format(asked=asked, late=late, python=sys.executable), encoding="utf-8")
+    text = REPORT.format(asked=asked, late=late, restarted=restarted, python=sys.executable)
+    program.write_text(text, encoding="utf-8")
     program.chmod(0o755)
     conf = Path(site.slurm.environment["SLURM_CONF"]).read_text("utf-8")
     nowhere.write_text(re.sub("(AccountingStoragePort)=.*", r"\1=1", conf), encoding="utf-8")
     site.slurm.run("sacctmgr", "-i", "modify", "job", "where", f"jobid={foreign}", "set", "AdminComment=JS1:none")
-    running, held = (site.slurm.submit("--gres=gpu:1") for _ in range(2))
-    site.slurm.requeue(held)
+    running = site.slurm.submit("--gres=gpu:1")
 
     def write(settled_s: int = 0, url: str = site.prometheus.url, **more: str) -> tuple[int, list[str]]:
         """Runs the script. Returns its exit code, and the jobs whose report it asked for."""
         text = (CONTRIB / "comment.sh").read_text("utf-8").replace("settled=180 ", f"settled={settled_s} ")
         script.write_text(text, encoding="utf-8")
-        asked.write_text("", encoding="utf-8")
+        for path in (asked, lines):
+            path.write_text("", encoding="utf-8")
         flags = f"--source.prometheus={url} --records={site.state / 'jobs'}"
         path = f"{folder}:{site.slurm.environment['PATH']}"
         environment = {**site.slurm.environment, "PATH": path, "GPU_EXPORTER_JOB_FLAGS": flags, **more}
@@ -226,28 +234,30 @@ def check_comments(site: Site, marked: str, array: str, again: str) -> None:
         return done.returncode, asked.read_text("utf-8").split()
 
     def comments() -> dict[str, str]:
-        jobs = ",".join((marked, array, again, running, held))
+        jobs = ",".join((marked, array, again, running))
         rows = site.slurm.run("sacct", "-X", "-P", "-n", "-j", jobs, "--format=JobID,AdminComment").splitlines()
         return dict(row.split("|") for row in rows)
 
-    texts = {marked: MARK, foreign: "JS1:none", late: "", running: "", held: ""} | dict.fromkeys(due, "")
+    empty = dict.fromkeys((late, restarted, last, again, running), "")
+    texts = {marked: MARK, foreign: "JS1:none", **empty}
     assert write(settled_s=900) == (0, [])  # their last scrapes may not be in Prometheus
     assert write(SLURM_CONF=str(nowhere)) == (1, [])
     with script.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert write() == (0, [])
-    assert comments() == texts
-    assert {late, *due} <= set(write(url="http://127.0.0.1:1")[1]) <= {late, held, *due}
-    texts |= {late: "JS1:late"}
+    asked_for = sorted((again, late, restarted, last))
+    code, names = write(url="http://127.0.0.1:1")
+    assert (code, sorted(names), names[0]) == (0, asked_for, again), "the longest first"
     assert comments() == texts
     before = requests(site.slurm)
     code, names = write()
-    assert not {name: more for name, more in (requests(site.slurm) - before).items() if "NODE_REG" not in name}
-    assert (code, sorted({*names} - {held}), names[0]) == (0, sorted(due), again), "the longest first"
-    texts |= {job: site.job(job, f"--source.prometheus={site.prometheus.url}", form="line")[1].strip() for job in due}
+    more = {name: count for name, count in (requests(site.slurm) - before).items() if "NODE_REG" not in name}
+    assert (code, sorted(names), more) == (0, asked_for, {"REQUEST_JOB_REQUEUE": 1})
+    answers = dict(zip(names, lines.read_text("utf-8").splitlines(), strict=True))
+    texts |= {late: "JS1:late", **{job: answers[job] for job in (again, last)}}
+    assert all(re.match(rf"job {job}: \d+% used", texts[job]) for job in (again, last))
     assert comments() == texts
-    assert all(f"job {job}: 40% used" in texts[job] for job in due)
-    assert set(write()[1]) <= {held}
+    assert set(write()[1]) <= {restarted}
     assert comments() == texts
 
 
