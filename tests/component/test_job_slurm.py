@@ -1,9 +1,13 @@
-"""`gpu-exporter job` on a real cluster with slurmdbd, a real Prometheus, and the shipped prolog and epilog."""
+"""`gpu-exporter job` on a real cluster with slurmdbd, a real Prometheus, and the shipped prolog, epilog and comments."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +16,7 @@ import pytest
 
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.common.exits import Exit
-from tests.component.slurm_host import CONTRIB, FLAGS, PROLOG, plug
+from tests.component.slurm_host import CONTRIB, FLAGS, PROLOG, plug, requests
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, fetch, run_exporter, wait_for
 from tests.testbed.servers import Prometheus
@@ -34,6 +38,19 @@ LAYOUT = Layout(
 LOAD = 0.4  # of every GPU
 SCENARIO = parse_scenario({"gpus": [{"model": "H100", "load": {"kind": "constant", "value": LOAD}}] * GPUS})
 EXACT = 0.02
+MARK = "gpu-exporter.io/utilization=underused;since=2026-01-01T00:00:00Z;gpus=2"
+# The real command, whose answers are kept. While a report is made, the job gets another program's text, or is requeued.
+REPORT = """#!/bin/sh
+echo "$2" >>{asked}
+line=$({python} -m gpu_exporter "$@")
+code=$?
+echo "$line" | tee -a {asked}.lines
+case $code,$2 in
+0,{late}) sacctmgr -i modify job where jobid={late} set AdminComment=JS1:late >&2 ;;
+0,{restarted}) scontrol requeuehold {restarted} >&2 ;;
+esac
+exit $code
+"""
 
 
 class Site(NamedTuple):
@@ -96,7 +113,8 @@ def test_a_report_equals_slurms_record_and_the_load_of_the_gpus(site: Site) -> N
     mails = ("--mail-type=BEGIN,END", "--mail-user=erin@example.org")
     long = site.submit(40, "--gres=gpu:2", "--time=10", *mails)
     array = site.submit(3, "--gres=gpu:1", "--array=1-4", *mails)
-    again = site.submit(6, "--gres=gpu:1", "--requeue")
+    harm = site.slurm.root / "harm"
+    again = site.submit(6, "--gres=gpu:1", "--requeue", f"--job-name=a\";'$(touch {harm})|; touch {harm}; x=b")
     wait_for(lambda: again in site.slurm.run("squeue", "-h", "-t", "RUNNING", "-o", "%A").split(), "a job to requeue")
 
     def is_shown() -> dict[str, Any] | None:
@@ -108,6 +126,7 @@ def test_a_report_equals_slurms_record_and_the_load_of_the_gpus(site: Site) -> N
     assert running["runs"][0]["slurm"]["limit_s"] == 600.0
     _, text = site.job(long, f"--source.exporter={site.url}", form="text")
     assert "of 10m, 9m" in text and "not searched for" in text
+    site.slurm.run("scontrol", "update", f"JobId={long}", f"AdminComment={MARK}")
     site.slurm.run("scontrol", "requeue", again)
     wait_for(lambda: not site.slurm.run("squeue", "-h").strip(), "the end of all jobs", each_s=0.5)
     file = site.state / "jobs" / "65534.jsonl"
@@ -133,6 +152,8 @@ def test_a_report_equals_slurms_record_and_the_load_of_the_gpus(site: Site) -> N
         assert code == Exit.DONE
         assert json.loads(out)["known_gpu_seconds"] == pytest.approx(report["known_gpu_seconds"])
     assert site.job("99999")[0] == Exit.NO_DATA
+    check_comments(site, long, array, again)
+    assert not harm.exists()
     check_private(site, long)
     lines = (site.slurm.root / "log" / "mails").read_text("utf-8").splitlines()
     asked = [line for line in lines if line.startswith("gpu-exporter ")]
@@ -182,6 +203,62 @@ def test_hours_of_accounts_differ_from_slurms_record_by_suspended_time_only(site
         assert reasons[account]["parts"] == reasons[account]["unseen"] == 0.0
     assert max(map(len, (text := report("text").partition("Note:")[0]).splitlines())) <= 80
     assert "suspended jobs keep their GPUs" in text
+
+
+def check_comments(site: Site, marked: str, array: str, again: str) -> None:
+    """An ended job's line is written once, and replaces no text. A report that failed is made again by the next run."""
+    folder = site.slurm.root / "comments"
+    folder.mkdir()
+    asked, lines = folder / "asked", folder / "asked.lines"
+    script, nowhere = folder / "comment.sh", folder / "slurm.conf"
+    foreign, late, restarted, last = (f"{array}_{task}" for task in range(1, 5))
+    program = folder / "gpu-exporter"
+    text = REPORT.format(asked=asked, late=late, restarted=restarted, python=sys.executable)
+    program.write_text(text, encoding="utf-8")
+    program.chmod(0o755)
+    conf = Path(site.slurm.environment["SLURM_CONF"]).read_text("utf-8")
+    nowhere.write_text(re.sub("(AccountingStoragePort)=.*", r"\1=1", conf), encoding="utf-8")
+    site.slurm.run("sacctmgr", "-i", "modify", "job", "where", f"jobid={foreign}", "set", "AdminComment=JS1:none")
+    running = site.slurm.submit("--gres=gpu:1")
+
+    def write(settled_s: int = 0, url: str = site.prometheus.url, **more: str) -> tuple[int, list[str]]:
+        """Runs the script. Returns its exit code, and the jobs whose report it asked for."""
+        text = (CONTRIB / "comment.sh").read_text("utf-8").replace("settled=180 ", f"settled={settled_s} ")
+        script.write_text(text, encoding="utf-8")
+        for path in (asked, lines):
+            path.write_text("", encoding="utf-8")
+        flags = f"--source.prometheus={url} --records={site.state / 'jobs'}"
+        path = f"{folder}:{site.slurm.environment['PATH']}"
+        environment = {**site.slurm.environment, "PATH": path, "GPU_EXPORTER_JOB_FLAGS": flags, **more}
+        done = subprocess.run(["sh", str(script)], env=environment, capture_output=True, check=False, timeout=300)
+        return done.returncode, asked.read_text("utf-8").split()
+
+    def comments() -> dict[str, str]:
+        jobs = ",".join((marked, array, again, running))
+        rows = site.slurm.run("sacct", "-X", "-P", "-n", "-j", jobs, "--format=JobID,AdminComment").splitlines()
+        return dict(row.split("|") for row in rows)
+
+    empty = dict.fromkeys((late, restarted, last, again, running), "")
+    texts = {marked: MARK, foreign: "JS1:none", **empty}
+    assert write(settled_s=900) == (0, [])  # their last scrapes may not be in Prometheus
+    assert write(SLURM_CONF=str(nowhere)) == (1, [])
+    with script.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert write() == (0, [])
+    asked_for = sorted((again, late, restarted, last))
+    code, names = write(url="http://127.0.0.1:1")
+    assert (code, sorted(names), names[0]) == (0, asked_for, again), "the longest first"
+    assert comments() == texts
+    before = requests(site.slurm)
+    code, names = write()
+    more = {name: count for name, count in (requests(site.slurm) - before).items() if "NODE_REG" not in name}
+    assert (code, sorted(names), more) == (0, asked_for, {"REQUEST_JOB_REQUEUE": 1})
+    answers = dict(zip(names, lines.read_text("utf-8").splitlines(), strict=True))
+    texts |= {late: "JS1:late", **{job: answers[job] for job in (again, last)}}
+    assert all(re.match(rf"job {job}: \d+% used", texts[job]) for job in (again, last))
+    assert comments() == texts
+    assert set(write()[1]) <= {restarted}
+    assert comments() == texts
 
 
 def check_private(site: Site, job: str) -> None:

@@ -116,7 +116,7 @@ def test_the_timer_starts_the_digest_with_flags_that_the_command_has() -> None:
 
 def test_every_script_is_posix_and_executable() -> None:
     scripts = sorted(CONTRIB.rglob("*.sh"))
-    assert [script.name for script in scripts] == ["epilog.sh", "health.sh", "mail.sh", "prolog.sh"]
+    assert [script.name for script in scripts] == ["comment.sh", "epilog.sh", "health.sh", "mail.sh", "prolog.sh"]
     for script in scripts:
         assert script.read_text("utf-8").startswith("#!/bin/sh\n")
         assert script.stat().st_mode & 0o111 == 0o111
