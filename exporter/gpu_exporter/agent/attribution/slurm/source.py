@@ -240,8 +240,8 @@ class SlurmSource:
         is_settled = found.since is not None or said == self._said
         self._filed.shares = found.shares if found.order.kind != "unknown" and is_settled else None
         lost, reported = self._filed.list_lost(look, present), look.jobs
-        look, disputed = self._filed.merge(look, present, self._clock.monotonic())
-        look = self._leave_out_ended(look, present, reported)
+        over = self._list_over(look, present)
+        look, disputed = self._filed.merge(look, present, self._clock.monotonic(), over)
         files = (*present.files.values(), *(job.file for job in self._ended))
         self._users.note(User(known.job.user, known.job.uid) for known in look.jobs.values())
         self._users.note(User(file.run.user, file.run.uid) for file in files if file.run is not None)
@@ -296,13 +296,9 @@ class SlurmSource:
             reported=present.reported,
         )
 
-    def _leave_out_ended(
-        self, look: SlurmSnapshot, present: Present, reported: Mapping[str, KnownJob]
-    ) -> SlurmSnapshot:
-        """Returns the snapshot without runs whose epilog has run here, or whose steps ended after slurmctld reported
-        the run. slurmctld may list them for some time after that. A GPU that it reports as in use remains in use.
-
-        `reported`: the jobs that slurmctld reported.
+    def _list_over(self, look: SlurmSnapshot, present: Present) -> Set[str]:
+        """Returns the jobs in the snapshot whose epilog has run here, or whose steps ended after slurmctld reported the
+        run. slurmctld may list them for some time after that.
         """
         now, wall = self._clock.monotonic(), self._clock.wall()
         by_steps, by_epilog = dict[_RunKey, _Over](), dict[_RunKey, _Over]()
@@ -315,12 +311,11 @@ class SlurmSource:
         self._over = {
             run: over
             for run, over in (self._over | by_steps).items()
-            if (run[0] in reported or look.asked <= over.at) and run not in filed  # else it runs again
+            if (run[0] in look.jobs or look.asked <= over.at) and run not in filed  # else it runs again
         }
         gone = {run for run, over in self._over.items() if over.is_sure or look.asked <= over.at}
-        still = {job: known for job, known in look.jobs.items() if (job, known.job.restarts) not in gone}
         self._over |= by_epilog  # this poll reports their ends, and the next one no longer has their files
-        return look._replace(jobs=still)
+        return {job for job, known in look.jobs.items() if (job, known.job.restarts) in gone}
 
     def _list_unasked(self, look: SlurmSnapshot, present: Present) -> Set[str]:
         """Returns jobs with GPUs that started since the last request, while the limit of early requests is reached."""
