@@ -430,7 +430,7 @@ class SlurmSource:
                 ]
             grants = [grant for grant in grants if grant.kind != "unproven"]
             ended += [grant._replace(confirmed=end) for grant in grants]
-            missed += not grants and bool(file.indexes or file.uuids)
+            missed += not (grants or job.is_again) and bool(file.indexes or file.uuids)
         self._ended = waiting
         return tuple(ended), missed
 
