@@ -256,7 +256,8 @@ class Ledger:
         if is_complete and self.polled is not None:
             free = self.units.keys() - {entry.allocation.unit for entry in confirmed}
             self._free |= dict.fromkeys(free, self.polled - self.rules.longest_unconfirmed_s())
-        self.tenants.estimate_ends(now, self.rules.longest_unconfirmed_s, self.holders(), ends)
+        longest = self.rules.longest_unconfirmed_s
+        self.tenants.estimate_ends(now, longest, self.holders(), ends, is_complete=is_complete)
         self.tenants.forget(self.holdings)
         return lost
 
@@ -387,11 +388,12 @@ class Ledger:
         return max([account.confirmed, *(other.confirmed for other in after)])
 
     def _list_held(self, unit: UnitId) -> list[float]:
-        """Returns until when each holder had the unit, and until when it was free. A holder without time takes none from
-        another.
+        """Returns until when each holder had the unit, and until when it was free.
+
+        A holder without time takes none from another.
         """
         held = [holding.account for (other, _), holding in self.holdings.items() if other == unit]
-        until = [account.confirmed for account in held if account.held_s > 0.0]
+        until = [max(a.confirmed, a.confirmed + a.guessed_held_s - a.held_s) for a in held if a.held_s > 0.0]
         return [*until, self._forgotten.get(unit, -math.inf), self._free.get(unit, -math.inf)]
 
     def _charge(

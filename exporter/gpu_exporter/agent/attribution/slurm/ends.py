@@ -73,8 +73,9 @@ class JobEnds:
         return NewEnds(tuple(sorted(ended, key=lambda job: (job.end_wall, job.number))), missed, self._notice)
 
     def add(self, job: EndedJob) -> bool:
-        """Records an end without a file of the epilog. Returns False if the end was already reported. Once the epilog has
-        written its file, `read` returns the job again.
+        """Records an end without a file of the epilog. Returns False if the end was already reported.
+
+        Once the epilog has written its file, `read` returns the job again.
         """
         return bool(self._add([job]))
 

@@ -122,8 +122,8 @@ class FiledJobs:
         """Updates the snapshot from the files: removes jobs that have ended since, and adds jobs that have started.
         Returns the result.
 
-        `now`: monotonic seconds. `over`: jobs in the snapshot that have ended, although slurmctld still lists them. A GPU
-        that it reports as in use remains in use, perhaps by the next job.
+        `now`: monotonic seconds. `over`: jobs in the snapshot that have ended, although slurmctld still lists them. A
+        GPU that it reports as in use remains in use, perhaps by the next job.
         """
         if self.shares is None or not present.is_complete:
             return Merged(look._replace(jobs={job: known for job, known in look.jobs.items() if job not in over}))

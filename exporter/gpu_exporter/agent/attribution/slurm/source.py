@@ -220,7 +220,7 @@ class SlurmSource:
         self._pace.answered(
             now,
             self._clock.monotonic() - now,
-            unsettled=bool(moving or look.doubt() or _list_late(look, present)),
+            unsettled=bool(moving or look.doubt() or _list_late(look, present) or self._list_denied(look, present)),
             # A collector's answer costs slurmctld nothing. A closed node may be opened again.
             quiet=present.is_complete and is_proven and not look.each_s and not look.node.closed,
         )
@@ -275,6 +275,9 @@ class SlurmSource:
             problems.append(f"{share} is in use, but Slurm does not name the GPU, so no GPU is reported as free")
         unasked = self._list_unasked(look, present)
         notices, late = self._list_notices(look, present), _list_late(look, present) | unasked
+        if denied := self._list_denied(look, present) - unasked:
+            named = ", ".join(sorted(denied)[:3])
+            problems.append(f"job {named} has steps and GPUs here, but slurmctld does not list it")
         if unasked:
             named = ", ".join(sorted(unasked)[:3])
             notices.append(f"slurmctld is not asked yet about job {named}, so no GPU is reported as free")
@@ -322,6 +325,14 @@ class SlurmSource:
         asked = self._seen[0] if self._seen is not None else frozenset()
         filed = {job for job, file in present.files.items() if file.indexes or file.uuids}
         return filed - look.jobs.keys() - asked
+
+    def _list_denied(self, look: SlurmSnapshot, present: Present) -> Set[str]:
+        """Returns jobs with steps and GPUs here that slurmctld does not list, and of which it reports a GPU as free. A
+        slurmctld 22.05.8 that has just started reports too few GPUs in use until the node has registered.
+        """
+        proven, in_use = self._filed.find(look, present), look.in_use()
+        unlisted = {job: file for job, file in present.files.items() if job not in look.jobs and job not in proven}
+        return {job for job, file in unlisted.items() if job in present.steps.pids and not in_use >= {*file.indexes}}
 
     def _list_notices(self, look: SlurmSnapshot, present: Present) -> list[str]:
         """Returns messages for people that affect no grant."""
