@@ -9,7 +9,6 @@ from tests.unit.ledger.ledger_bench import (
     MORE,
     OTHER_UNIT,
     POD,
-    RULES,
     START,
     UNIT,
     WALL,
