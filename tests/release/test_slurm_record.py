@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import signal
 import threading
 import time
@@ -42,6 +43,13 @@ NODES = Layout(
     nodes=3,
     recorded=True,
 )
+
+
+# The exporters' commands of Slurm. While the file `silent` exists, slurmctld answers none of them.
+ASKED = """#!/bin/sh
+[ "$1" = listpids ] || while [ -e {root}/silent ]; do sleep 0.1; done
+exec {program} "$@"
+"""
 
 
 class Batch(NamedTuple):
@@ -145,6 +153,16 @@ class Site(NamedTuple):
     def over(self) -> Path:
         return self.slurm.root / "over"
 
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        """Let no exporter get an answer of slurmctld, as if it was slow. Jobs begin and end."""
+        silent = self.slurm.root / "silent"
+        silent.touch()
+        try:
+            yield
+        finally:
+            silent.unlink()
+
     def submit(self, account: str, batch: Batch) -> str:
         script = self.slurm.root / f"{account}.sh"
         part = "$(printf %02d $((SLURM_JOB_ID * 37 % 100)))"
@@ -219,7 +237,7 @@ def site(processes: Processes, nvml_environment: dict[str, str], nvml_table: Nvm
         environment = {
             **nvml_environment,
             "SLURM_CONF": slurm.environment["SLURM_CONF"],
-            "PATH": slurm.environment["PATH"],
+            "PATH": f"{_make_commands(slurm)}:{slurm.environment['PATH']}",
         }
         (slurm.root / "over").mkdir()
         (slurm.root / "over").chmod(0o777)
@@ -252,6 +270,17 @@ def site(processes: Processes, nvml_environment: dict[str, str], nvml_table: Nvm
             stop.set()
             watcher.join()
             feeder.stop()
+
+
+def _make_commands(slurm: Slurm) -> Path:
+    """The directory of the exporters' commands (ASKED)."""
+    folder = slurm.root / "asked"
+    folder.mkdir()
+    for name in ("scontrol", "sinfo", "squeue"):
+        program = shutil.which(name, path=slurm.environment["PATH"])
+        (folder / name).write_text(ASKED.format(root=slurm.root, program=program), "utf-8")
+        (folder / name).chmod(0o755)
+    return folder
 
 
 def watch(slurm: Slurm, nodes: list[str], holders: set[tuple[str, HolderKey]], stop: threading.Event) -> None:
@@ -305,7 +334,9 @@ def expect(runs: Sequence[Run]) -> Expected:
 def test_hours_of_60_jobs_equal_slurms_record(
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
-    """Arrays, a requeue, an scancel, exporters that are killed and stopped, and an outage of slurmctld."""
+    """Arrays, a requeue, an scancel, exporters that are killed and stopped, and an outage of slurmctld. Before the outage,
+    slurmctld is too slow for the exporters.
+    """
     with site(processes, nvml_environment, nvml_table, tmp_path) as here:
         nodes, slurm = here.nodes, here.slurm
         jobs = {account: here.submit(account, batch) for account, batch in FIRST.items()}
@@ -314,20 +345,21 @@ def test_hours_of_60_jobs_equal_slurms_record(
         here.wait_for_ends({WHOLE: 2})
         nodes[WHOLE].wait_until_saved("rest")
         nodes[SHARD].wait_until_saved("shard_rest")
-        nodes[WHOLE].stop(signal.SIGKILL)
-        nodes[WHOLE].start()
-        slurm.requeue(jobs["again"])
-        slurm.run("scancel", jobs["cut"])
-        nodes[WHOLE].wait_until_saved("rest")
-        since = time.monotonic()
-        nodes[WHOLE].stop(signal.SIGTERM)
-        nodes[SHARD].stop(signal.SIGKILL)
-        for account, batch in SECOND.items():
-            here.submit(account, batch)
-        here.wait_for_ends({WHOLE: 3, SHARD: 3})
-        wait_for(lambda: time.monotonic() - since >= AWAY_S, "the length of the absence")
-        nodes[WHOLE].start()
-        nodes[SHARD].start()
+        with here.silence():
+            nodes[WHOLE].stop(signal.SIGKILL)
+            nodes[WHOLE].start()
+            slurm.requeue(jobs["again"])
+            slurm.run("scancel", jobs["cut"])
+            nodes[WHOLE].wait_until_saved("rest")
+            since = time.monotonic()
+            nodes[WHOLE].stop(signal.SIGTERM)
+            nodes[SHARD].stop(signal.SIGKILL)
+            for account, batch in SECOND.items():
+                here.submit(account, batch)
+            here.wait_for_ends({WHOLE: 3, SHARD: 3, MPS: 3})
+            wait_for(lambda: time.monotonic() - since >= AWAY_S, "the length of the absence")
+            nodes[WHOLE].start()
+            nodes[SHARD].start()
         slurm.run_again(jobs["again"])
         # A job that slurmctld starts before the node has registered gets no GPU by name (docs/slurm.md).
         wait_for(lambda: not slurm.run("squeue", "-h", "-t", "PD"), "every task to begin", each_s=0.5)

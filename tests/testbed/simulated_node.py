@@ -47,9 +47,12 @@ class SimulatedNode:
         host: HostWorks | None = None,
         make_source: Callable[[Clock], Source] | None = None,
         backend: Backend | None = None,
+        clock: ManualClock | None = None,
     ) -> None:
-        """`make_source`: creates the source of holders, if it is not the scenario. `backend`: has other GPUs."""
-        self.clock = ManualClock()
+        """`make_source`: creates the source of holders, if it is not the scenario. `backend`: has other GPUs. `clock`: by
+        default its own.
+        """
+        self.clock = clock or ManualClock()
         self.sample_period_s = sample_period_s
         self.settings = settings or Settings()
         self._backend: Backend

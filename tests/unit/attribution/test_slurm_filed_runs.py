@@ -411,3 +411,38 @@ def test_a_slow_answer_does_not_blur_the_difference_of_the_clocks(
     before: tuple[float, float] | None, found: tuple[float, float] | None, narrowed: tuple[float, float]
 ) -> None:
     assert narrow(before, found) == narrowed
+
+
+def test_the_next_job_on_a_gpu_is_known_while_slurmctld_still_lists_the_last_one(filing: Filing) -> None:
+    """squeue does not answer, and the files count only for GPUs that are in use without a job, since jobs may share them."""
+    filing.gres_conf.write_text(f"{filing.gres_conf.read_text()}Name=shard Count=16 File=/dev/nvidia[0-3]\n", "utf-8")
+    filing.restart()
+    filing.settle()
+    begin(filing, "7", "0")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    assert held(poll(filing)) == {"7": ["0"]}
+    fail(filing, "squeue", "no answer")
+    end_and_say(filing, "7", is_now=False)
+    begin(filing, "8", "0")
+    poll(filing)
+    for _ in range(12):
+        answer = poll(filing)
+        assert [(grant.holder.job_id, grant.device) for grant in answer.grants] == [("8", "0")]
+
+
+def test_a_slurmctld_that_counts_too_few_gpus_leaves_none_free(filing: Filing) -> None:
+    """As 22.05.8 after its start, until the node has registered: it counts one GPU in use, without its position."""
+    begin(filing, "7", "0", nodes="2")
+    begin(filing, "8", "1", nodes="2")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.used = "gpu:h100:1"
+    filing.steps = {"7": {1007}, "8": {1008}}
+    for _ in range(30):
+        assert "job 8 has steps and GPUs here, but slurmctld does not list it" in poll(filing).problem
+    filing.begin(j7="gpu:h100:1(IDX:0)", j8="gpu:h100:1(IDX:1)")
+    filing.used = "gpu:h100:2(IDX:0-1)"
+    filing.steps = {"7": {1007}, "8": {1008}}
+    for _ in range(9):  # asks again soon, as after each contradiction
+        answer = poll(filing)
+    assert (held(answer), answer.problem) == ({"7": ["0"], "8": ["1"]}, "")

@@ -97,13 +97,15 @@ def test_without_contain_a_job_may_have_no_step(filing: Filing) -> None:
         assert ends(filing) == []
 
 
-def test_an_epilog_that_runs_later_ends_the_job_only_once(filing: Filing) -> None:
+def test_an_epilog_that_runs_later_has_the_exact_end_and_is_reported_once(filing: Filing) -> None:
     start(filing, "7", "0")
-    poll(filing)
+    (holder,) = (grant.holder.key for grant in poll(filing).grants)
     filing.steps = {}
     poll(filing)
     assert ends(filing) == [("7", 10.0)]
     end_and_say(filing, "7", is_now=False)
+    exact = poll(filing)
+    assert ([grant.holder.key for grant in exact.ended], exact.missed) == ([holder], 0)
     assert (ends(filing), poll(filing).missed) == ([], 0)
     start(filing, "7", "1", restarts="1")
     assert held(poll(filing)) == {"7": ["1"]}

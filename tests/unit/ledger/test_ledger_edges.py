@@ -9,7 +9,6 @@ from tests.unit.ledger.ledger_bench import (
     MORE,
     OTHER_UNIT,
     POD,
-    RULES,
     START,
     UNIT,
     WALL,
@@ -154,11 +153,32 @@ def test_a_job_is_charged_from_no_earlier_than_another_holder_was_last_seen_on_i
     assert bench.totals(LATER).held_s == 3.0
 
 
-def test_a_job_that_began_without_polls_is_charged_only_for_time_that_could_be_confirmed(bench: Bench) -> None:
+def test_a_job_that_began_without_polls_is_held_from_its_start(bench: Bench) -> None:
     bench.run(10, 0.5, JOB)
     bench.silence(200.0)
     bench.poll(MORE, start=bench.now - 100.0)
-    assert bench.totals(MORE).held_s == RULES.longest_unconfirmed_s()
+    assert (bench.totals(MORE).held_s, bench.totals(MORE).observed_s) == (100.0, 0.0)
+
+
+def test_a_job_is_not_charged_from_a_question_that_was_asked_before_its_start(bench: Bench) -> None:
+    """The prolog's files are read after a slow list of steps."""
+    bench.observe(20, 0.5)
+    bench.poll(JOB, confirmed=bench.now - 9.0, start=bench.now - 4.0)
+    assert bench.totals(JOB).held_s == 0.0
+    bench.run(10, 0.5, JOB)
+    assert bench.totals(JOB).held_s == 14.0
+
+
+@pytest.mark.parametrize(("asked_s_ago", "held_s"), [(0.0, 25.0), (20.0, 30.0)])
+def test_a_job_is_held_from_its_start_unless_the_gpu_was_free_when_the_sources_were_asked(
+    bench: Bench, asked_s_ago: float, held_s: float
+) -> None:
+    bench.observe(60, 0.5)
+    start = bench.now - 20.0
+    bench.ledger.charge_poll(bench.now, bench.wall, [], asked=bench.now - asked_s_ago)
+    bench.silence(10.0)
+    bench.poll(MORE, start=start)
+    assert bench.totals(MORE).held_s == held_s
 
 
 def test_a_job_whose_end_is_reported_late_is_charged_for_all_of_its_time(bench: Bench) -> None:

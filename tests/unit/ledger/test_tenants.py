@@ -264,3 +264,51 @@ def test_a_state_file_of_an_older_release_has_no_tenants(tmp_path: Path) -> None
     again = Ledger(RULES, bench.now)
     assert StateFile(tmp_path, 10.0, BOOT).restore(again) == ""
     assert dict(again.tenants.totals()) == {}
+
+
+def test_the_exact_end_after_a_restart_is_not_added_to_the_estimated_end(tmp_path: Path) -> None:
+    before, held = Bench(), Allocation(UNIT, job("7"))
+    for _ in range(3):
+        before.poll(held, start=5.0)
+    before.poll()
+    key = tenant_of(held.holder)
+    assert before.total(key).held_s == 12.5
+    state = StateFile(tmp_path, 10.0, BOOT)
+    state.commit(state.prepare(before.ledger))
+    after = Bench(Ledger(RULES, before.now), before.now)
+    assert state.restore(after.ledger) == ""
+    after.ledger.charge_poll(25.0, 25.0, [], [ConfirmedAllocation(held, 19.0, 5.0)])
+    assert after.total(key).held_s == 14.0
+
+
+def test_no_end_is_estimated_while_a_source_does_not_answer_completely() -> None:
+    """The job may still have its GPU, and its exact end may follow."""
+    bench, held = Bench(), Allocation(UNIT, job("7"))
+    for _ in range(3):
+        bench.poll(held, start=5.0)
+    bench.ledger.charge_poll(26.0, 26.0, [], is_complete=False)
+    assert bench.total(tenant_of(held.holder)).held_s == 10.0
+    bench.ledger.charge_poll(31.0, 31.0, [], [ConfirmedAllocation(held, 16.0, 5.0)])
+    bench.poll()
+    assert bench.total(tenant_of(held.holder)).held_s == 11.0
+
+
+def test_an_end_is_estimated_once_all_sources_answer_and_only_up_to_the_next_holder() -> None:
+    bench, first, second = Bench(), Allocation(UNIT, job("7")), Allocation(UNIT, job("8", "eve"))
+    for _ in range(3):
+        bench.poll(first, start=5.0)
+    for now in (20.0, 25.0):
+        entry = ConfirmedAllocation(second, now, 17.0)
+        bench.ledger.charge_poll(now, now, [entry], is_complete=now > 20.0)
+    found = {tenant.user: totals.held_s for tenant, totals in bench.ledger.tenants.totals()}
+    assert found == {"ada": 11.0, "eve": 8.0}
+
+
+def test_a_holder_that_appears_later_gets_no_time_of_an_estimated_end() -> None:
+    bench, first, second = Bench(), Allocation(UNIT, job("7")), Allocation(UNIT, job("8", "eve"))
+    for _ in range(3):
+        bench.poll(first, start=5.0)
+    bench.poll()
+    bench.ledger.charge_poll(25.0, 25.0, [ConfirmedAllocation(second, 25.0, 16.0)])
+    found = {tenant.user: totals.held_s for tenant, totals in bench.ledger.tenants.totals()}
+    assert found == {"ada": 12.5, "eve": 7.5}

@@ -262,6 +262,10 @@ class Poller:
         """As `is_known`, but true without sources: then a pod or job without a grant has no GPU."""
         return not self._memory or self.is_known()
 
+    def asked(self) -> float | None:
+        """Returns when the oldest of the present answers was asked for (monotonic seconds), None without an answer."""
+        return min((m.confirmed for m in self._memory.values() if m.confirmed is not None), default=None)
+
     def statuses(self) -> tuple[SourceStatus, ...]:
         return tuple(
             SourceStatus(

@@ -66,6 +66,7 @@ class HolderAccount:
     - `longest_gap_s`: the longest idle run that ended with work.
     - `renewed_s`: seconds between two confirmations by the source, 0 if each poll confirms.
     - `away_s`: seconds in which others had the unit, between two times of this holder.
+    - `guessed_held_s`: `held_s` with the estimated time up to an unseen end, which the tenant's account contains.
 
     The present run without progress (spins.py):
 
@@ -108,6 +109,7 @@ class HolderAccount:
     longest_gap_s: float = 0.0
     renewed_s: float = 0.0
     away_s: float = 0.0
+    guessed_held_s: float = 0.0
     stalled_s: float = 0.0
     pending_s: float = 0.0
     spin_begin: float | None = None

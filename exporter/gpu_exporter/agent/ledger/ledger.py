@@ -6,8 +6,9 @@ To charge a holder means to add time or energy to the holder's account. A span i
 - All times are CLOCK_MONOTONIC. Time without a span is unknown: it counts neither as busy nor as idle nor as observed.
 - No time is counted twice. Time before this process started counts only as held, for holders whose source proves their
   start, and only since the last complete poll in the state file.
-- A holder is charged from the first to the last poll that shows it. A Slurm job is charged from its start. Spans wait
-  until the next poll confirms who held the unit. An interval in which the holder changed is charged to no holder.
+- A holder is charged from the first to the last poll that shows it. A Slurm job is charged from its start. If a slow
+  source reports the job late, its earlier time is held, with unknown use. Spans wait until the next poll confirms who
+  held the unit. An interval in which the holder changed is charged to no holder.
 - While no source confirms the holder, only its held time grows, even while the exporter does not run. So observed
   divided by held time is the known share of the holder's time.
 - A holder that is alone on a unit is charged for all activity of the unit, but only between two polls that both show it
@@ -85,7 +86,8 @@ class Ledger:
         self.holdings: dict[AllocationId, Holding] = {}
         self.tenants = Tenants()
         self._forgotten: dict[UnitId, float] = {}  # until when holders without an account had the unit
-        self.polled: float | None = None  # time of the last complete poll, also in the state file
+        self._free: dict[UnitId, float] = {}  # until when complete polls have proven that a unit had no holder
+        self.polled: float | None = None  # when the last complete poll asked the sources, also in the state file
         self._earliest = started  # the earliest time that a new holder may be charged for
         self._is_complete = self._was_complete = False  # the last poll, and any poll since the start
         self.long_run_ended = False  # a long idle run has ended: the state file should record it soon
@@ -220,17 +222,19 @@ class Ledger:
         ended: Sequence[ConfirmedAllocation] = (),
         *,
         is_complete: bool = True,
+        asked: float | None = None,
     ) -> set[AllocationId]:
         """Charges the waiting readings to the holders that this poll shows. Returns the ended holders that got no time.
 
-        - `is_complete`: every source has answered, so a holder that is missing in `confirmed` holds nothing.
+        - `is_complete`: every source has answered, so a holder that is missing in `confirmed` held nothing at `asked`.
+        - `asked`: when the sources were asked, by default `now`. Answers of slow sources are older.
         - `ended`: holders that have ended since the last poll; `confirmed` is their end. Each end counts like a
           separate poll. So a holder gets its time even if it began and ended between two polls.
         """
-        is_first, self._is_complete = self._earliest < self.started and not self._was_complete, is_complete
+        self._is_complete = is_complete
         self._was_complete = self._was_complete or is_complete
         if is_complete:
-            self.polled = now
+            self.polled = now if asked is None else asked
         past = plan_ends(confirmed, ended, self.holders(), self._forgotten, self._earliest)
         ends = {entry.id for entry in ended} - {entry.id for entry in past}
         lost = {
@@ -246,9 +250,13 @@ class Ledger:
             # show the order.
             still = before - ends
             there = [each for each in (*confirmed, *past[number + 1 :]) if each.id in still]
-            self._charge_poll(now, wall, [entry, *there], ends, is_first=is_first)
-        self._charge_poll(now, wall, confirmed, ends, is_first=is_first)
-        self.tenants.estimate_ends(now, self.rules.longest_unconfirmed_s, self.holders(), ends)
+            self._charge_poll(now, wall, [entry, *there], ends)
+        self._charge_poll(now, wall, confirmed, ends)
+        if is_complete and self.polled is not None:
+            free = self.units.keys() - {entry.allocation.unit for entry in confirmed}
+            self._free |= dict.fromkeys(free, self.polled - self.rules.longest_unconfirmed_s())
+        longest = self.rules.longest_unconfirmed_s
+        self.tenants.estimate_ends(now, longest, self.holders(), ends, is_complete=is_complete)
         self.tenants.forget(self.holdings)
         return lost
 
@@ -258,8 +266,6 @@ class Ledger:
         wall: float,
         confirmed: Sequence[ConfirmedAllocation],
         ends: Collection[AllocationId],
-        *,
-        is_first: bool,
     ) -> None:
         shown: set[AllocationId] = set()
         holders_of: dict[UnitId, int] = {}
@@ -274,7 +280,7 @@ class Ledger:
             known = entry.allocation.running and not entry.allocation.contradiction
             found = self.holdings.get(holder_id)
             if found is None or found.presence is not HolderPresence.PRESENT:
-                found = self._open(entry, now, wall, is_first=is_first, has_ended=holder_id in ends)
+                found = self._open(entry, now, wall, has_ended=holder_id in ends)
                 found.account.alone, found.account.running = is_alone, known
             account = found.account
             alone = account.alone and is_alone
@@ -338,13 +344,11 @@ class Ledger:
         now: float,
         wall: float,
         *,
-        is_first: bool,
         has_ended: bool,
     ) -> Holding:
         """Begins or continues the record of a holder that was missing in the last poll.
 
-        `is_first`: no poll since a restart was complete. `has_ended`: the source reports the end of the holder, whose
-        time is planned.
+        `has_ended`: the source reports the end of the holder, whose time is planned.
         """
         holder_id, holder = entry.id, entry.allocation.holder
         before = self.holdings.pop(holder_id, None)
@@ -362,14 +366,14 @@ class Ledger:
             ring = before.ring if before.presence is HolderPresence.LEAVING else None
             found = self.holdings[holder_id] = Holding(account, ring=ring)
             return found
-        begin = entry.confirmed
-        if entry.start is not None:  # a proven start
-            oldest = now - self.rules.longest_unconfirmed_s(entry.renewed_s)
-            oldest = self._earliest if is_first else max(self.started, oldest)
-            others = self._list_held(holder_id[0])
-            begin = entry.start if has_ended else min(entry.confirmed, max(entry.start, oldest, *others))
+        begin, known = entry.confirmed, self.started
+        if entry.start is not None and has_ended:
+            begin = entry.start
+        elif entry.start is not None and entry.start <= now:  # a proven start
+            begin = min(now, max(entry.start, self._earliest, *self._list_held(holder_id[0])))
+            known = max(known, now - self.rules.longest_unconfirmed_s(entry.renewed_s))
         start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
-        held_s = max(0.0, min(entry.confirmed, self.started) - begin)  # before the exporter's start: unknown
+        held_s = max(0.0, min(entry.confirmed, known) - begin)  # use before the start, or without a poll, is unknown
         begin += held_s
         account = HolderAccount(begin, begin, begin, start_wall, known_until=begin, held_s=held_s)
         account.first_seen = entry.confirmed if holder.start_wall is None else None
@@ -385,10 +389,13 @@ class Ledger:
         return max([account.confirmed, *(other.confirmed for other in after)])
 
     def _list_held(self, unit: UnitId) -> list[float]:
-        """Returns for each holder when its time on the unit ended. Omits holders without any time on it."""
+        """Returns for each holder when its time on the unit ended, and when the unit was last free.
+
+        Omits holders without any time on it.
+        """
         held = [holding.account for (other, _), holding in self.holdings.items() if other == unit]
-        until = [account.confirmed for account in held if account.held_s > 0.0]
-        return [*until, self._forgotten.get(unit, -math.inf)]
+        until = [max(a.confirmed, a.confirmed + a.guessed_held_s - a.held_s) for a in held if a.held_s > 0.0]
+        return [*until, self._forgotten.get(unit, -math.inf), self._free.get(unit, -math.inf)]
 
     def _charge(
         self,
@@ -629,6 +636,7 @@ class Ledger:
             if unit.mig_uuid and unit not in held and now - record.account.covered_until > KEEP_ABSENT_S:
                 del self.units[unit]
                 self._forgotten.pop(unit, None)
+                self._free.pop(unit, None)
 
     def unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
         """Returns the totals of a unit, or None if its activity was never known."""

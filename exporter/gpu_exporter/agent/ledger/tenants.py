@@ -81,7 +81,9 @@ class Tenants:
     ) -> None:
         """Takes over the accounts from a state file. A tenant's account already contains the time of its holders."""
         self.accounts.update(accounts)
-        self._booked.update({holder_id: _read(account) for holder_id, account in holders.items()})
+        for holder_id, account in holders.items():
+            booked = _read(account)
+            self._booked[holder_id] = booked._replace(held_s=max(booked.held_s, account.guessed_held_s))
 
     def charge_poll(
         self,
@@ -131,20 +133,27 @@ class Tenants:
         longest_s: Callable[[float], float],
         holders: Mapping[AllocationId, HolderAccount],
         ends: Collection[AllocationId],
+        *,
+        is_complete: bool = True,
     ) -> None:
         """Adds the estimated time of holders that left since the last call, at most up to the next holder's begin.
 
         - `longest_s`: as in `charge_poll`.
         - `holders`: all holders, also those that have left.
         - `ends`: holders whose exact end is known.
+        - `is_complete`: as in `Ledger.charge_poll`. Otherwise, a missing holder may still have its unit.
         """
+        if not is_complete:
+            self._before = {each: last for each, last in (self._before | self._last).items() if each not in ends}
+            return
         for holder_id, last in self._before.items():
             if holder_id in self._last or holder_id in ends or not _is_named(last.tenant):
                 continue
             begins = (
                 account.began
                 for other, account in holders.items()
-                if other[0] == holder_id[0] and other not in self._before and account.confirmed > last.confirmed
+                if other[0] == holder_id[0] and account.confirmed > last.confirmed
+                if other not in self._before or account.began > last.confirmed
             )
             half = _half(min([now, *begins]) - last.confirmed, longest_s(last.renewed_s))
             booked = self._booked.get(holder_id)
@@ -152,6 +161,8 @@ class Tenants:
                 self._account(last.tenant, now).held_s += last.share * half
                 # If the exact end is reported later, the estimate is part of it.
                 self._booked[holder_id] = booked._replace(held_s=booked.held_s + half)
+                if holder_id in holders:
+                    holders[holder_id].guessed_held_s = booked.held_s + half
         self._before = self._last
 
     def _add(self, tenant: TenantAccount, holder_id: AllocationId, holder: HolderAccount, share: float) -> None:

@@ -168,6 +168,7 @@ class NodeState:
         expected: int = 0,
         *,
         is_complete: bool = True,
+        asked: float | None = None,
         offers: Sequence[Grant] | None = None,
         ended: Sequence[Grant] = (),
         reported: Sequence[str] = (),
@@ -176,6 +177,7 @@ class NodeState:
         grants.
 
         - `is_complete`: every source has answered recently.
+        - `asked`: when the oldest of these answers was asked for (monotonic seconds), None: now.
         - `placed`: the GPUs as they are shown.
         - `owners`: the known owners of the processes on each unit.
         - `expected`: number of GPUs that should answer here.
@@ -200,7 +202,7 @@ class NodeState:
             for unit, split in self._sharing.divide(entry.allocation for entry in present):
                 self.ledger.record_split(unit, split)
             proven = self._spins.drop_others(present, now)
-            lost = self.ledger.charge_poll(now, wall, present, gone, is_complete=is_complete)
+            lost = self.ledger.charge_poll(now, wall, present, gone, is_complete=is_complete, asked=asked)
             if self._ended is not None:
                 self._ended.follow(self.ledger, (*gone, *present), self._answered, now, wall)
             self._spins.watch(proven)

@@ -111,6 +111,7 @@ class Runtime:
             owners,
             expected,
             is_complete=self.poller.has_all(),
+            asked=self.poller.asked(),
             offers=self.poller.offers(),
             ended=self.poller.take_ended(),
             reported=self.poller.reported(),

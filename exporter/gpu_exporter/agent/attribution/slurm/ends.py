@@ -73,7 +73,10 @@ class JobEnds:
         return NewEnds(tuple(sorted(ended, key=lambda job: (job.end_wall, job.number))), missed, self._notice)
 
     def add(self, job: EndedJob) -> bool:
-        """Records an end without a file of the epilog. Returns False if the end was already reported."""
+        """Records an end without a file of the epilog. Returns False if the end was already reported.
+
+        Once the epilog has written its file, `read` returns the job again.
+        """
         return bool(self._add([job]))
 
     def _compare(self, before: Sequence[EndedJob]) -> tuple[list[EndedJob], int]:
@@ -109,8 +112,14 @@ class JobEnds:
         return found
 
     def _add(self, found: Sequence[EndedJob]) -> list[EndedJob]:
-        """Returns the jobs whose end was not reported before. A chmod or a clock change makes no new end."""
-        new = {job.run: job for job in found if job.run not in self._told}
+        """Returns the jobs whose end was not reported before. A chmod or a clock change makes no new end.
+
+        If an end was reported without a file, because the epilog was slow, the epilog's later file has the exact end.
+        """
+        new: dict[str, EndedJob] = {}
+        for job in found:
+            if job.run not in self._told or (job.number and not self._told[job.run]):
+                new[job.run] = job._replace(is_again=job.run in self._told)
         self._tell({job.run: job.number for job in new.values()})
         return list(new.values())
 

@@ -121,18 +121,19 @@ class FiledJobs:
             and (not is_believed or present.steps.unseen or job in present.stale or job in present.steps.pids)
         }
 
-    def merge(self, look: SlurmSnapshot, present: Present, now: float) -> Merged:
+    def merge(self, look: SlurmSnapshot, present: Present, now: float, over: Set[str] = frozenset()) -> Merged:
         """Updates the snapshot from the files: removes jobs that have ended since, and adds jobs that have started.
         Returns the result.
 
-        `now`: monotonic seconds.
+        `now`: monotonic seconds. `over`: jobs in the snapshot that have ended, although slurmctld still lists them. A
+        GPU that it reports as in use remains in use, perhaps by the next job.
         """
         if self.shares is None or not present.is_complete:
-            return Merged(look)
+            return Merged(look._replace(jobs={job: known for job, known in look.jobs.items() if job not in over}))
         files = self.find(look, present)
         new = {job: file for job, file in files.items() if not _is_known(look, job, file)}
         gone = {job for job in look.jobs if job not in present.jobs and self._has_ended(look, job, present, new)}
-        jobs = {job: known for job, known in look.jobs.items() if job not in gone and job not in new}
+        jobs = {job: known for job, known in look.jobs.items() if job not in gone | over | new.keys()}
         freed = {index for job in gone | (look.jobs.keys() & new.keys()) for index in _positions(look.jobs[job])}
         taken = {index: job for job, known in jobs.items() for index in _positions(known)}
         disputed: dict[str, str] = {}

@@ -89,6 +89,7 @@ class EndedJob(NamedTuple):
 
     - `number`: the number in the name of the epilog's file, 0 without a number.
     - `by_steps`: no epilog has reported the end. The job counts as ended because it no longer has a step.
+    - `is_again`: an end of this run was already reported, by its steps.
     """
 
     job_id: str
@@ -96,6 +97,7 @@ class EndedJob(NamedTuple):
     end_wall: float
     number: int = 0
     by_steps: bool = False
+    is_again: bool = False
 
     @property
     def run(self) -> str:

@@ -220,7 +220,7 @@ class SlurmSource:
         self._pace.answered(
             now,
             self._clock.monotonic() - now,
-            unsettled=bool(moving or look.doubt() or _list_late(look, present)),
+            unsettled=bool(moving or look.doubt() or _list_late(look, present) or self._list_denied(look, present)),
             # A collector's answer costs slurmctld nothing. A closed node may be opened again.
             quiet=present.is_complete and is_proven and not look.each_s and not look.node.closed,
         )
@@ -240,8 +240,8 @@ class SlurmSource:
         is_settled = found.since is not None or said == self._said
         self._filed.shares = found.shares if found.order.kind != "unknown" and is_settled else None
         lost, reported = self._filed.list_lost(look, present), look.jobs
-        look, disputed = self._filed.merge(look, present, self._clock.monotonic())
-        look = self._leave_out_ended(look, present, reported)
+        over = self._list_over(look, present)
+        look, disputed = self._filed.merge(look, present, self._clock.monotonic(), over)
         files = (*present.files.values(), *(job.file for job in self._ended))
         self._users.note(User(known.job.user, known.job.uid) for known in look.jobs.values())
         self._users.note(User(file.run.user, file.run.uid) for file in files if file.run is not None)
@@ -275,6 +275,9 @@ class SlurmSource:
             problems.append(f"{share} is in use, but Slurm does not name the GPU, so no GPU is reported as free")
         unasked = self._list_unasked(look, present)
         notices, late = self._list_notices(look, present), _list_late(look, present) | unasked
+        if denied := self._list_denied(look, present) - unasked:
+            named = ", ".join(sorted(denied)[:3])
+            problems.append(f"job {named} has steps and GPUs here, but slurmctld does not list it")
         if unasked:
             named = ", ".join(sorted(unasked)[:3])
             notices.append(f"slurmctld is not asked yet about job {named}, so no GPU is reported as free")
@@ -296,13 +299,9 @@ class SlurmSource:
             reported=present.reported,
         )
 
-    def _leave_out_ended(
-        self, look: SlurmSnapshot, present: Present, reported: Mapping[str, KnownJob]
-    ) -> SlurmSnapshot:
-        """Returns the snapshot without runs whose epilog has run here, or whose steps ended after slurmctld reported
-        the run. slurmctld may list them for some time after that. A GPU that it reports as in use remains in use.
-
-        `reported`: the jobs that slurmctld reported.
+    def _list_over(self, look: SlurmSnapshot, present: Present) -> Set[str]:
+        """Returns the jobs in the snapshot whose epilog has run here, or whose steps ended after slurmctld reported the
+        run. slurmctld may list them for some time after that.
         """
         now, wall = self._clock.monotonic(), self._clock.wall()
         by_steps, by_epilog = dict[_RunKey, _Over](), dict[_RunKey, _Over]()
@@ -315,18 +314,25 @@ class SlurmSource:
         self._over = {
             run: over
             for run, over in (self._over | by_steps).items()
-            if (run[0] in reported or look.asked <= over.at) and run not in filed  # else it runs again
+            if (run[0] in look.jobs or look.asked <= over.at) and run not in filed  # else it runs again
         }
         gone = {run for run, over in self._over.items() if over.is_sure or look.asked <= over.at}
-        still = {job: known for job, known in look.jobs.items() if (job, known.job.restarts) not in gone}
         self._over |= by_epilog  # this poll reports their ends, and the next one no longer has their files
-        return look._replace(jobs=still)
+        return {job for job, known in look.jobs.items() if (job, known.job.restarts) in gone}
 
     def _list_unasked(self, look: SlurmSnapshot, present: Present) -> Set[str]:
         """Returns jobs with GPUs that started since the last request, while the limit of early requests is reached."""
         asked = self._seen[0] if self._seen is not None else frozenset()
         filed = {job for job, file in present.files.items() if file.indexes or file.uuids}
         return filed - look.jobs.keys() - asked
+
+    def _list_denied(self, look: SlurmSnapshot, present: Present) -> Set[str]:
+        """Returns jobs with steps and GPUs here that slurmctld does not list, and of which it reports a GPU as free. A
+        slurmctld 22.05.8 that has just started reports too few GPUs in use until the node has registered.
+        """
+        proven, in_use = self._filed.find(look, present), look.in_use()
+        unlisted = {job: file for job, file in present.files.items() if job not in look.jobs and job not in proven}
+        return {job for job, file in unlisted.items() if job in present.steps.pids and not in_use >= {*file.indexes}}
 
     def _list_notices(self, look: SlurmSnapshot, present: Present) -> list[str]:
         """Returns messages for people that affect no grant."""
@@ -435,7 +441,7 @@ class SlurmSource:
                 ]
             grants = [grant for grant in grants if grant.kind != "unproven"]
             ended += [grant._replace(confirmed=end) for grant in grants]
-            missed += not grants and bool(file.indexes or file.uuids)
+            missed += not (grants or job.is_again) and bool(file.indexes or file.uuids)
         self._ended = waiting
         return tuple(ended), missed
 
