@@ -87,14 +87,17 @@ def test_no_series_gives_a_gpu_more_known_time_than_held_time(steps: list[tuple[
         assert run.idle_s + run.stalled_s + run.busy_s <= run.observed_s
 
 
-@pytest.mark.parametrize(("held", "known"), [(39.0, 40.0), (40.0004, 40.0), (60.0, 20.0)])
+@pytest.mark.parametrize(("held", "known"), [(39.0, 40.0), (40.0004, 40.0), (44.6, 40.0), (60.0, 20.0)])
 def test_a_record_replaces_the_sums_of_the_last_scrape_unless_they_are_newer(held: float, known: float) -> None:
-    """A record has times in milliseconds. An older record may be of another exporter on a host of this name."""
+    """A record has times in milliseconds. The series of a run end some seconds after the run. An older record may be of
+    another exporter on a host of this name.
+    """
     series = GpuUse("n0", "0", "GPU-0", start=100.0, end=140.0, held_s=held, observed_s=20.0, memory_max=0.0)
     exact = GpuUse("vm", "0", "GPU-0", start=100.0, end=140.0, held_s=40.0, observed_s=40.0, memory_max=7.0)
     (run,) = merge_exact(
         [JobRun("7", "7", 100.0, 139.0, gpus=[series])], [JobRun("7", "7", 100.0, 140.0, gpus=[exact])]
     )
     assert run.gpus[0].observed_s == known
+    assert run.gpus[0].held_s == (held if known < 40.0 else 40.0)
     later = JobRun("7", "7", 300.0, 340.0, gpus=[exact])
     assert len(merge_exact([run], [later])) == 2

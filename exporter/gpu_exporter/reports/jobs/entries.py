@@ -26,6 +26,7 @@ from gpu_exporter.reports.top.nodes import name_of as node_of
 FILE_MAX = 8 * MIB  # of the records of one user
 TEXT_MAX = 256
 ROUNDED_S = 0.01  # times in a record are rounded
+LISTED_S = 15.0  # how long series may show a run after its end: until the next poll, which is late on a busy node
 BOARD = ("name", "memory_total_bytes")  # of a GPU, beside its allocations
 
 
@@ -149,7 +150,7 @@ def merge_exact(runs: list[JobRun], records: Iterable[JobRun]) -> list[JobRun]:
             use = next((each for each in run.gpus if (each.uuid, each.mig_uuid) == (exact.uuid, exact.mig_uuid)), None)
             if use is None:
                 run.gpus.append(exact)
-            elif exact.held_s >= use.held_s - ROUNDED_S:
+            elif exact.held_s >= use.held_s - LISTED_S and exact.observed_s >= use.observed_s - ROUNDED_S:
                 for name in (*(f"{each}_s" for each in SUMS), "energy_j", "end"):
                     setattr(use, name, getattr(exact, name))
                 peaks = [each for each in (use.memory_max, exact.memory_max) if each is not None]
