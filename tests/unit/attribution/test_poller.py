@@ -464,3 +464,15 @@ def test_no_gpu_is_free_while_a_source_does_not_know_the_devices_of_new_holders(
     source.whole = Answer([GRANT])
     poller.poll()
     assert poller.is_known()
+
+
+def test_answers_are_as_old_as_the_oldest_question() -> None:
+    clock, script, first = make()
+    assert first.asked() is None
+    script.answer = []
+    poller = Poller([script, named("kubelet", Answer([]))], clock, keep_last_s=300.0)
+    poller.poll()
+    asked, script.answer = clock.monotonic(), None
+    clock.advance(5.0)
+    poller.poll()
+    assert (poller.has_all(), poller.asked()) == (True, asked)

@@ -113,6 +113,19 @@ def test_an_epilog_that_runs_later_has_the_exact_end_and_is_reported_once(filing
     assert [job for job, _ in ends(filing)] == ["7"], "the next run"
 
 
+def test_an_epilog_that_runs_later_misses_no_job_that_was_counted_by_its_steps(filing: Filing) -> None:
+    """slurmctld has reported the job, whose file names no user."""
+    start(filing, "7", "0", user="")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    assert held(poll(filing)) == {"7": ["0"]}
+    filing.steps = {}
+    poll(filing)
+    assert [job for job, _ in ends(filing)] == ["7"]
+    end_and_say(filing, "7", is_now=False)
+    assert poll(filing).missed == 0
+
+
 def test_a_file_that_is_written_again_belongs_to_another_run(filing: Filing) -> None:
     start(filing, "7", "0")
     poll(filing)

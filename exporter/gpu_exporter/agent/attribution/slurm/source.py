@@ -261,10 +261,10 @@ class SlurmSource:
         granted = self._grant_jobs(look, present, reported, order)
         hidden = self._grant_hidden(look, order)
         ended, missed = self._list_ended(look, order)
-        over = {grant.holder.key for grant in ended}
+        past = {grant.holder.key for grant in ended}
         self._filed.forget(look, present, {grant.holder.job_id for grant in ended})
         # The last processes of an ended job may still run.
-        grants = [grant for grant in (*granted.grants, *hidden) if grant.holder.key not in over]
+        grants = [grant for grant in (*granted.grants, *hidden) if grant.holder.key not in past]
         self._granted = {job: (known.job.restarts, []) for job, known in look.jobs.items()}
         for grant in grants:
             if grant.holder.job_id:  # otherwise the job is hidden
