@@ -19,8 +19,12 @@ from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.fetch import FetchError, LimitError
 from gpu_exporter.reports.history.asking import (
     FORM,
+    HEAD,
+    MIDDLE,
+    NEXT,
     POINTS_MAX,
     ROWS_MAX,
+    TAIL,
     TEXT_MAX,
     WORKERS,
     History,
@@ -300,6 +304,48 @@ def test_a_series_that_cannot_be_read_is_skipped_and_counted(part: dict[str, Any
     skipped: dict[int, str] = {}
     (series,) = parse_matrix(matrix({**GOOD, **part}, GOOD), "count(x)", DAY, skipped)
     assert series.values and len(skipped) == 1
+
+
+TEXTS = st.text() | st.sampled_from([MIDDLE, NEXT, TAIL, HEAD, '"', "\\", "]]", "__name__", "\x7f", "\ud800"])
+VALUES = st.lists(
+    st.tuples(
+        st.sampled_from([HOUR, 2 * HOUR, 3.6e3, 25 * HOUR, True, "3600", None]),
+        st.floats().map(str) | st.sampled_from(["1", "+Inf", "-0", "1_0", " 1", "0x1", "1e400", "", 1, None]),
+    )
+)
+MATRICES = st.lists(
+    st.fixed_dictionaries({"metric": st.dictionaries(TEXTS, TEXTS), "values": VALUES}) | st.sampled_from(ODD_SERIES)
+)
+
+
+def outcome(text: str) -> tuple[Any, ...]:
+    """What parse_matrix() makes of a text: series and reasons, or the error."""
+    skipped: dict[int, str] = {}
+    try:
+        return *parse_matrix(text, "x", DAY, skipped), skipped
+    except AnswerError as exc:
+        return type(exc), str(exc)
+
+
+@given(MATRICES, st.data())
+def test_an_answer_as_prometheus_writes_it_is_read_like_any_other(rows: list[Any], data: st.DataObject) -> None:
+    """Also if it is damaged. White space before it changes nothing in JSON."""
+    answer = {"status": "success", "data": {"resultType": "matrix", "result": rows}}
+    text = json.dumps(answer, separators=(",", ":"), ensure_ascii=data.draw(st.booleans()))
+    assert outcome(text) == outcome(f" {text}")
+    at = data.draw(st.integers(0, len(text)))
+    more = data.draw(st.sampled_from(["", '"', "]", "[", ",", "}", "\n", " ", "1", "\\", "],[", MIDDLE, NEXT]))
+    text = text[:at] + more + text[at + data.draw(st.integers(0, 2)) :]
+    assert outcome(text) == outcome(f" {text}")
+
+
+def test_series_with_equal_texts_share_them() -> None:
+    rows = [{"metric": {"gpu": gpu}, "values": [[HOUR, "1"], [2 * HOUR, "0.5"]]} for gpu in "01"]
+    text = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": rows}}, separators=(",", ":"))
+    same: dict[Any, Any] = {}
+    one, two = parse_matrix(text, "x", DAY, None, same)
+    assert one.values is two.values and one.values == {0.0: 1.0, HOUR: 0.5}
+    assert parse_matrix(text, "x", DAY, None, same)[1].labels is two.labels
 
 
 @pytest.mark.parametrize("text", WRONG, ids=[str(n) for n in range(len(WRONG))])

@@ -27,9 +27,9 @@ class Doubts:
         for place, starts in windows:
             self._windows[place] |= starts
 
-    def has(self, board: Board, start: float) -> bool:
-        """Whether there is a doubt about this window of a unit."""
-        return start in self._windows.get(board, ()) or start in self._windows.get(board[:2], ())
+    def of(self, board: Board) -> set[float]:
+        """The windows of a unit about which there is a doubt."""
+        return self._windows.get(board, set()) | self._windows.get(board[:2], set())
 
 
 def find_contradicted(
