@@ -292,6 +292,14 @@ def test_blocks_are_read_around_the_undecided_windows_only(busy: float, first: f
     assert cell.idle == pytest.approx((15 - lost) * 120)
 
 
+def test_traffic_denies_the_zeros_of_hours_without_work_only() -> None:
+    """A holder that computes has traffic too. The pauses of that hour are idle as without it."""
+    tables = {**IDLE, "max": {0.0: 5.0, HOUR: 0.0}, "avg": {0.0: 2.0, HOUR: 0.0}, "traffic": {0.0: 9.0, HOUR: 9.0}}
+    gauges = GAUGES._replace(traffic={"traffic": 1.0})
+    worked, quiet = GaugeReader(Answers(tables, 15), gauges, "", FLOOR).read(SPAN)  # type: ignore[arg-type]
+    assert (worked.idle, quiet.idle, quiet.unproven) == (15 * 120, 0.0, HOUR)
+
+
 def test_a_window_shorter_than_a_block_proves_nothing() -> None:
     """A pod that works for six seconds a minute may be zero at its only sample in an hour."""
     short = {0.0: 120.0, HOUR: 3.0}
