@@ -302,6 +302,50 @@ def test_a_series_that_cannot_be_read_is_skipped_and_counted(part: dict[str, Any
     assert series.values and len(skipped) == 1
 
 
+PLAIN = [
+    '[3600,"1"]',
+    '[3600,"NaN"],[7200,"1"],[7200,"+Inf"]',
+    '[3600,"1e400"],[3600.5,"-0"]',
+    '[3600,"\n1"]',  # no JSON, though float() accepts it
+    '[3600,"\\u0031"]',
+    '[3600,"1"],[7200]',
+    '[3600,"1"],[7200,"2',
+    '[3600,"1"]},7200,"2"]',
+    '[],[3600,"1"]',
+    '[3600,"1","2"]',
+    '["3600","1"]',
+    '[999999,"1"]',
+    "",
+]
+
+
+def outcome(text: str) -> tuple[Any, ...]:
+    """What parse_matrix() makes of a text: series and reasons, or the error."""
+    skipped: dict[int, str] = {}
+    try:
+        return *parse_matrix(text, "x", DAY, skipped), skipped
+    except AnswerError as exc:
+        return type(exc), str(exc)
+
+
+@pytest.mark.parametrize("pairs", PLAIN)
+@pytest.mark.parametrize("label", ['"gpu":"1"', '"gpu":"},\\"values\\":[["', '"__name__":"x","gpu":"1"', '"gpu":1'])
+def test_an_answer_as_prometheus_writes_it_is_read_like_any_other(label: str, pairs: str) -> None:
+    """White space before JSON changes nothing in it."""
+    row, good = f'"metric":{{{label}}},"values":[{pairs}]', '"metric":{"gpu":"0"},"values":[[3600,"1"],[7200,"3"]]'
+    text = f'{{"status":"success","data":{{"resultType":"matrix","result":[{{{good}}},{{{row}}}]}}}}'
+    assert outcome(text) == outcome(f" {text}")
+
+
+def test_series_with_equal_texts_share_them() -> None:
+    rows = [{"metric": {"gpu": gpu}, "values": [[HOUR, "1"], [2 * HOUR, "0.5"]]} for gpu in "01"]
+    text = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": rows}}, separators=(",", ":"))
+    same: dict[Any, Any] = {}
+    one, two = parse_matrix(text, "x", DAY, None, same)
+    assert one.values is two.values and one.values == {0.0: 1.0, HOUR: 0.5}
+    assert parse_matrix(text, "x", DAY, None, same)[1].labels is two.labels
+
+
 @pytest.mark.parametrize("text", WRONG, ids=[str(n) for n in range(len(WRONG))])
 def test_an_answer_of_no_promql_api_is_an_error_that_names_the_query(text: str) -> None:
     with pytest.raises(AnswerError, match=r"count\(x\)"):

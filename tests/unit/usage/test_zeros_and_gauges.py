@@ -57,24 +57,25 @@ def first_pass(least: float, most: float, engine: float | None = None, *, is_eng
     ],
 )
 def test_the_kind_of_a_window(base: FirstPass, kind: Kind) -> None:
-    assert classify(base, FLOOR, LABELS, 0.0) is kind
+    assert classify(base, FLOOR, LABELS) == {0.0: kind}
 
 
 def test_a_window_without_its_smallest_or_largest_sample_has_no_kind() -> None:
     base = first_pass(0, 0)
-    assert classify(base, FLOOR, LABELS, HOUR) is None
-    assert classify(base._replace(least={}), FLOOR, LABELS, 0.0) is None
-    assert classify(base._replace(most={}), FLOOR, LABELS, 0.0) is None
+    more = base._replace(counts={LABELS: {0.0: 120.0, HOUR: 120.0}})
+    assert classify(more, FLOOR, LABELS) == {0.0: Kind.ALWAYS, HOUR: None}
+    assert classify(base._replace(least={}), FLOOR, LABELS) == {0.0: None}
+    assert classify(base._replace(most={}), FLOOR, LABELS) == {0.0: None}
 
 
 def test_the_zeros_of_a_window() -> None:
-    quiet = first_pass(0, 0, 0.0005)
-    assert judge(quiet, Kind.ALWAYS, LABELS, 0.0, {}) == ((0.0, 1.0, 1.0), 1.0)
-    assert judge(first_pass(0, 0), Kind.ALWAYS, LABELS, 0.0, {}) == ((), 1.0)  # no engine activity
-    counted = {LABELS: {0.0: Zeros((0.2, 0.2, 0.2), 0.5)}}
-    assert judge(first_pass(0, 1, 0.5), Kind.SOME, LABELS, 0.0, counted) == ((0.2, 0.2, 0.2), 0.5)
-    assert judge(first_pass(0, 1, 0.5), Kind.SOME, LABELS, 0.0, {}) is None  # not even the blocks are known
-    assert judge(first_pass(1, 1), Kind.NEVER, LABELS, 0.0, counted) == ((0.0, 0.0, 0.0), 0.0)
+    counted = Zeros((0.2, 0.2, 0.2), 0.5)
+    assert judge(Kind.ALWAYS, 0.0005, None) == ((0.0, 1.0, 1.0), 1.0)
+    assert judge(Kind.ALWAYS, None, None) == ((), 1.0)  # no engine activity
+    assert judge(Kind.SOME, 0.5, counted) == counted
+    assert judge(Kind.SOME, 0.5, None) is None  # not even the blocks are known
+    assert judge(Kind.NEVER, 0.0, counted) == ((0.0, 0.0, 0.0), 0.0)
+    assert judge(None, 0.0, counted) is None
 
 
 BLOCK = 300.0  # twelve in an hour, each of ten samples
@@ -193,15 +194,18 @@ class Answers:
 
     def __init__(self, tables: Mapping[str, Mapping[float, float]], zeros: int = 0) -> None:
         self.tables, self.zeros = tables, zeros
+        self.asked: list[WindowSpan] = []  # in blocks
 
     def ask_table(self, name: str, query: str, span: WindowSpan) -> dict[Any, Values]:
         if name == "dense":
             return {}
         assert (name, span.window) == ("blocks", 120.0)
         assert query.endswith('{uuid=~"GPU-0"}[119999ms])')
+        self.asked.append(span)
         if "engine_active" in query and "engine" not in self.tables:
             return {}
-        return {LABELS: {120.0 * number: 0.0 if number % 30 < self.zeros else 50.0 for number in range(60)}}
+        numbers = [round(span.start / 120) + number for number in range(span.windows)]
+        return {LABELS: {120.0 * number: 0.0 if number % 30 < self.zeros else 50.0 for number in numbers}}
 
     def ask_tables(self, queries: Mapping[str, str], span: WindowSpan) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -275,6 +279,25 @@ def test_scrapes_without_engine_activity_prove_less() -> None:
     fewer = read({**noisy, "engine counts": dict.fromkeys(FULL, 110.0)}, 30)
     assert [cell.idle for cell in cells] == [HOUR, HOUR]
     assert all(0.8 * HOUR < cell.idle < HOUR for cell in fewer)
+
+
+@pytest.mark.parametrize(("busy", "first", "last"), [(0.0, 0.0, HOUR + 120), (HOUR, HOUR - 120, 2 * HOUR)])
+def test_blocks_are_read_around_the_undecided_windows_only(busy: float, first: float, last: float) -> None:
+    """The blocks beside them show whether the series begins or ends there; this one does not."""
+    most, samples = {**ZERO, busy: 5.0}, {**FULL, busy: 110.0}
+    answers = Answers({**IDLE, "max": most, "avg": {**ZERO, busy: 2.0}, "engine counts": samples}, 15)
+    (cell,) = [each for each in GaugeReader(answers, GAUGES, "", FLOOR).read(SPAN) if each.start == busy]  # type: ignore[arg-type]
+    assert {*answers.asked} == {WindowSpan(first, last, 120.0)}
+    lost = 10 // 2  # ten samples are missing somewhere, perhaps two of the four of each of five blocks
+    assert cell.idle == pytest.approx((15 - lost) * 120)
+
+
+def test_traffic_denies_the_zeros_of_hours_without_work_only() -> None:
+    """A holder that computes has traffic too. The pauses of that hour are idle as without it."""
+    tables = {**IDLE, "max": {0.0: 5.0, HOUR: 0.0}, "avg": {0.0: 2.0, HOUR: 0.0}, "traffic": {0.0: 9.0, HOUR: 9.0}}
+    gauges = GAUGES._replace(traffic={"traffic": 1.0})
+    worked, quiet = GaugeReader(Answers(tables, 15), gauges, "", FLOOR).read(SPAN)  # type: ignore[arg-type]
+    assert (worked.idle, quiet.idle, quiet.unproven) == (15 * 120, 0.0, HOUR)
 
 
 def test_a_window_shorter_than_a_block_proves_nothing() -> None:

@@ -64,10 +64,7 @@ class GaugeTracks:
             least = 2.0 * longest[target_of(labels)]
             block = next((each for each in BLOCKS_S if each >= least), BLOCKS_S[-1])
             block_of[placed[labels].unit.uuid] = max(block, block_of.get(placed[labels].unit.uuid, 0.0))
-        kinds = {
-            labels: {start: classify(base, FLOORS[-1], labels, start) for start in counts}
-            for labels, counts in base.counts.items()
-        }
+        kinds = {labels: classify(base, FLOORS[-1], labels) for labels in base.counts}
         zero, partial = set(), set()
         for labels, counts in base.counts.items():
             uuid, of = placed[labels].unit.uuid, intervals[labels]
@@ -96,8 +93,8 @@ class GaugeTracks:
                 see_hour(track, hour, windows.get(labels, {}), busy.get(labels, {}))
                 is_known = kinds[labels][start] is not None
                 board = board_of(placed[labels])
-                is_denied = is_broken(base, labels) or board in contradicted or more.has(board, start)
-                if interval > COVERED_S or is_denied or not (is_known and self._reader.proves(base, labels, start)):
+                is_denied = is_broken(base, labels) or board in contradicted or start in more.of(board)
+                if interval > COVERED_S or is_denied or not (is_known and start in self._reader.proofs(base, labels)):
                     extend(track.doubts, start, start + WINDOW_S)
             uuid = placed[series[0]].unit.uuid
             video, block = videos.get(key[1][:2], ()), block_of[uuid]

@@ -12,6 +12,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gpu_exporter.common.address import Address
@@ -26,6 +27,7 @@ ANSWER_S = 120.0  # of one query; a site's own limit is often 120 s (query.timeo
 ANSWER_BYTES = 16 * MIB  # a day of 3,000 GPUs in hours has 2 to 5; a longer answer takes ten times its size to parse
 ROWS_MAX = 100_000  # series of one answer
 WORKERS = 2  # one parses its answer while the server works for the other
+NUMBERS_MAX = 10_000  # texts of numbers that are remembered while an answer is parsed
 POINTS_MAX = 11_000  # of one series, in every Prometheus (web/api/v1: maxPoints)
 TEXT_MAX = 8_000  # characters of one label; longer texts are not names
 NAME_MAX = 60  # characters of a label's name in the reason why its series is skipped
@@ -44,6 +46,10 @@ RETRY_AFTER_MAX_S = 60.0  # the longest pause that a server may ask for
 WORKED_S = 20.0  # a query that fails after such a time is too slow: sent again, it would take the same time
 # Thanos: raw samples only, and an error in place of a partial answer. Other servers ignore these parameters.
 FORM = {"max_source_resolution": "0s", "partial_response": "false"}
+
+# How Prometheus writes a matrix, and what is between the labels and the values of a series and before the next series.
+HEAD, TAIL = '{"status":"success","data":{"resultType":"matrix","result":[{"metric":{', "]]}]}}"
+MIDDLE, NEXT = '},"values":[[', ']]},{"metric":{'
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]  # sorted, without __name__
 Answers: TypeAlias = dict[Labels, Mapping[float, float]]  # values by the start of their window (Unix seconds)
@@ -105,7 +111,7 @@ class History:
         self._progress, self._clock, self._rest = progress, clock, rest
         self._skipped: dict[int, str] = {}  # reasons by series
         self.queries = 0
-        self._same: dict[Labels, Labels] = {}  # answers about the same series share its labels
+        self._same: dict[Labels | str, Labels] = {}  # answers about the same series share its labels
         self.smallest: dict[str, int] = {}  # windows that the server accepted at once, by name of a query
 
     @property
@@ -183,7 +189,9 @@ class History:
         """The answer to one query, by series."""
         table: Answers = {}
         for labels, values, _ in self.ask_windows(name, expression, span):
-            table[labels] = {**table[labels], **values} if labels in table else values
+            before = table.setdefault(labels, values)
+            if before is not values:
+                table[labels] = {**before, **values}
         return table
 
     def ask_tables(self, queries: Mapping[str, str], span: WindowSpan) -> dict[str, Answers]:
@@ -331,13 +339,17 @@ def parse_matrix(
     query: str,
     span: WindowSpan,
     skipped: dict[int, str] | None = None,
-    same: dict[Labels, Labels] | None = None,
+    same: dict[Labels | str, Labels] | None = None,
 ) -> list[WindowSeries]:
     """Parses the answer of /api/v1/query_range. Skips a series that cannot be read, and writes its reason to `skipped`,
-    by a hash of its labels. `same`: labels of earlier answers, by the labels as the server orders them.
+    by a hash of its labels. `same`: labels of earlier answers, by the labels as the server orders them, also as text.
+    Series with equal values share them.
 
     Raises AnswerError with a text that names the query, also its kinds TooLarge and Damaged.
     """
+    same = {} if same is None else same
+    if (plain := _parse_plain(text, span, same)) is not None:
+        return plain
     try:
         answer: Any = json.loads(text)
         if answer["status"] != "success":
@@ -350,13 +362,10 @@ def parse_matrix(
         if len(rows) > ROWS_MAX:
             raise TooLarge(f"the answer has more than {ROWS_MAX} series: {query}")
         series = []
-        same, starts = {} if same is None else same, dict[float, float]()
+        starts: dict[float, float] = {}
         for row in rows:
             try:
-                given = tuple(item for item in row["metric"].items() if item[0] != "__name__")
-                labels = same.get(given)
-                if labels is None:
-                    labels = same[given] = _check_labels(given)
+                labels = _share(tuple(item for item in row["metric"].items() if item[0] != "__name__"), same)
                 values = _values(row["values"], span, starts)
             except ODD as exc:
                 if skipped is not None:
@@ -368,6 +377,62 @@ def parse_matrix(
     if answer.get("isPartial") or _is_partial(answer.get("warnings")):
         raise Damaged(f"the answer is partial, so it is not used: {query}")
     return series
+
+
+def _parse_plain(text: str, span: WindowSpan, same: dict[Labels | str, Labels]) -> list[WindowSeries] | None:
+    """Parses an answer as Prometheus writes it, without objects for its JSON; None if anything in it is unusual.
+
+    A quote within a JSON string has a backslash before it, so no string contains NEXT or MIDDLE.
+    """
+    if not (text.startswith(HEAD) and text.endswith(TAIL)) or '"__name__"' in text:
+        return None
+    series, starts, numbers = [], dict[str, float](), dict[str, float]()
+    shared: dict[str, dict[float, float]] = {}
+    try:
+        for row in text[len(HEAD) : -len(TAIL)].split(NEXT):
+            given, _, pairs = row.partition(MIDDLE)
+            labels, values = same.get(given), shared.get(pairs)
+            if labels is None:
+                labels = same[given] = _share(tuple(json.loads(f"{{{given}}}").items()), same)
+            if values is None:
+                values = shared[pairs] = _split_values(pairs, span, starts, numbers)
+            series.append(WindowSeries(labels, values))
+    except ODD:
+        return None
+    return series if len(series) <= ROWS_MAX else None
+
+
+def _split_values(
+    pairs: str, span: WindowSpan, starts: dict[str, float], numbers: dict[str, float]
+) -> dict[float, float]:
+    """As _values(), of the JSON of a list without its outer brackets. `starts`, `numbers`: by the text before a value,
+    and of a value. Raises one of ODD for any other text.
+    """
+    pieces = f"],[{pairs}".split('"')
+    before, texts, end = pieces[:-1:2], pieces[1::2], pieces[-1]
+    if end or not texts:
+        raise ValueError
+    try:
+        values = [*map(numbers.__getitem__, texts)]
+    except KeyError:
+        values = [*map(float, texts)]
+        if not pairs.isprintable():  # float() accepts spaces that JSON does not
+            raise
+        if len(numbers) < NUMBERS_MAX:
+            numbers.update(zip(texts, values, strict=True))
+    for piece in before if not starts.keys() >= {*before} else ():
+        if not (piece.startswith("],[") and piece.endswith(",")):
+            raise ValueError
+        starts[piece] = _start(json.loads(piece[3:-1]), span)
+    found = [*zip(map(starts.__getitem__, before), values, strict=True)]
+    return dict(found if math.isfinite(sum(values)) else [each for each in found if math.isfinite(each[1])])
+
+
+def _share(given: Labels, same: dict[Labels | str, Labels]) -> Labels:
+    labels = same.get(given)
+    if labels is None:
+        labels = same[given] = _check_labels(given)
+    return labels
 
 
 def _skip(row: Any, exc: Exception, skipped: dict[int, str]) -> None:
@@ -392,13 +457,11 @@ def _is_partial(warnings: Any) -> bool:
 
 
 def _check_labels(given: Labels) -> Labels:
+    texts = [*chain.from_iterable(given)]
+    if {*map(type, texts)} - {str} or max(map(len, texts), default=0) > TEXT_MAX:
+        raise TypeError
+    "".join(texts).encode()  # ValueError: half a surrogate pair, which no text in UTF-8 has
     labels = tuple(sorted(given))
-    for pair in labels:
-        for text in pair:
-            if not isinstance(text, str) or len(text) > TEXT_MAX:
-                raise TypeError
-            if not text.isascii():
-                text.encode()  # ValueError: half a surrogate pair, which no text in UTF-8 has
     return given if labels == given else labels
 
 
@@ -411,12 +474,17 @@ def _values(pairs: Sequence[Any], span: WindowSpan, starts: dict[float, float]) 
     for at, text in pairs:
         start = starts.get(at)
         if start is None:
-            if type(at) not in (int, float) or not span.start < at <= span.end:
-                raise TypeError
-            start = starts[at] = float(at) - span.window
+            start = starts[at] = _start(at, span)
         if type(text) is not str:
             raise TypeError
         value = float(text)
         if value - value == 0.0:  # false for NaN and the infinities
             found[start] = value
     return found
+
+
+def _start(at: Any, span: WindowSpan) -> float:
+    """The start of the window whose value has this time."""
+    if type(at) not in (int, float) or not span.start < at <= span.end:
+        raise TypeError
+    return float(at) - span.window

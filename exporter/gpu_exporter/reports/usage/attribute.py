@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from gpu_exporter.reports.usage.cells import WINDOW_S, Cell, HolderId, Unit
@@ -202,6 +203,7 @@ def _add_floors(units: list[Cell], part: float) -> tuple[float, ...]:
     return tuple(part * sum(values) for values in zip(*(cell.at_floors for cell in units), strict=True))
 
 
+@lru_cache(10_000)
 def short_name(node: str) -> str:
     """Returns a host name without its domain, because exporters and Kubernetes may use different forms. Keeps an IP
     address.

@@ -129,10 +129,7 @@ class GaugeReader:
         longest = max((each for of in intervals.values() for each in of.values()), default=GRID_S)
         boards = add_up_boards(base.counts, placed, intervals)
         crowded, shared = find_crowded(boards, span.window)
-        kinds = {
-            labels: {start: classify(base, self._floor, labels, start) for start in values}
-            for labels, values in base.counts.items()
-        }
+        kinds = {labels: classify(base, self._floor, labels) for labels in base.counts}
         counted = self._count_zeros(base, placed, kinds, intervals, span)
         parts = self._read_parts(base, placed, intervals, boards, crowded, span, max(GRID_S, longest))
         contradicted = find_contradicted(base, placed, boards, span.window)
@@ -143,7 +140,10 @@ class GaugeReader:
         for labels, counts in base.counts.items():
             place, target = placed[labels], target_of(labels)
             board, peak = board_of(place), peaks.pop(labels, None)
-            of_time = intervals[target]
+            of_time, engine = intervals[target], (base.most if base.is_engine else base.engine).get(labels, {})
+            of_kind, of_zeros, means = kinds[labels], counted.get(labels, {}), base.mean.get(labels, {})
+            proofs = self.proofs(base, labels) - doubts.of(board) if board not in broken else ()
+            videos = video.get(board[:2], ())
             for start, count in sorted(counts.items()):
                 was_held = given.get((board, start)) if base.is_engine else None
                 if was_held is not None and (was_held or place.holder is None):
@@ -155,17 +155,12 @@ class GaugeReader:
                 is_crowded = (board, start) in crowded
                 if is_crowded:
                     seconds = min(parts[labels].get(start, 0.0), max(seconds, GRID_S))
-                kind = kinds[labels][start]
-                zeros = judge(base, kind, labels, start, counted) if kind is not None else None
+                zeros = judge(of_kind[start], engine.get(start), of_zeros.get(start))
                 self.is_sparse = self.is_sparse or of_time[start] > COVERED_S
                 is_covered = of_time[start] <= COVERED_S and covered >= COVERED * span.window and seconds >= BLOCK_S
-                is_quiet = not doubts.has(board, start)
-                if zeros is not None and not (
-                    is_covered and is_quiet and board not in broken and self.proves(base, labels, start)
-                ):
-                    zeros = zeros._replace(at_floors=())
-                is_video = start in video.get(board[:2], ())
-                if zeros is not None and (is_video or (board, target, start) in contradicted):
+                if zeros is not None and not (is_covered and start in proofs):
+                    zeros = Zeros((), zeros.bare)
+                if zeros is not None and (start in videos or (board, target, start) in contradicted):
                     zeros = NO_ZEROS  # neither gauge shows video, or another source saw work
                 is_shared = is_crowded and board in shared and beside is not None and len(beside.holders) > 1
                 cell = Cell(
@@ -182,8 +177,7 @@ class GaugeReader:
                 if place.holder is not None and RESERVATIONS.fullmatch(place.holder.namespace):
                     yield cell._replace(unknown=seconds, peak_memory=None)
                 else:
-                    mean = base.mean.get(labels, {}).get(start)
-                    yield _divide(cell, zeros, mean, FLOORS.index(self._floor), is_shared=is_shared)
+                    yield _divide(cell, zeros, means.get(start), FLOORS.index(self._floor), is_shared=is_shared)
                 peak = None
 
     def place(self, base: FirstPass, span: WindowSpan) -> dict[Labels, PlacedSeries]:
@@ -204,25 +198,35 @@ class GaugeReader:
         units = {placed[labels].unit.uuid for labels, values in kinds.items() if Kind.ALWAYS in values.values()}
         doubts = Doubts()
         for matcher in self.matchers(units) if self._uuid_label else [""] * bool(units):
-            at_work = over("max", self.select(base.metric, matcher), span.window)
-            at_work = f"{at_work} > {FLOORS[-1] if base.is_engine else 0}"
             queries = {
-                name: f"({over('max', self.select(name, matcher), span.window)} > {limit:g}) unless ({at_work})"
+                name: f"{over('max', self.select(name, matcher), span.window)} > {limit:g}"
                 for name, limit in self._gauges.traffic.items()
             }
             if self._gauges.counter:
                 queries[OLD] = _stands_still(self.select(self._gauges.counter, matcher), span.window)
+            if base.is_engine:  # there may be more series than those of `base`
+                at_work = f"{over('max', self.select(base.metric, matcher), span.window)} > {FLOORS[-1]}"
+                queries |= {name: f"({queries[name]}) unless ({at_work})" for name in self._gauges.traffic}
             for name, table in self._history.ask_tables(queries, span).items():
                 of = {labels: self._read_labels(dict(labels)) for labels in table}
-                doubts.add(by_gpu(table, of).items() if name == OLD else by_unit(table, of).items())
+                if name == OLD:
+                    doubts.add(by_gpu(table, of).items())
+                    continue
+                at_rest = {labels: _without_work(values, base.most.get(labels, {})) for labels, values in table.items()}
+                doubts.add(by_unit(table if base.is_engine else at_rest, of).items())
         return doubts
 
-    def proves(self, base: FirstPass, labels: Labels, start: float) -> bool:
-        """Returns whether the engine activity was read in this window as often as the utilization."""
+    def proofs(self, base: FirstPass, labels: Labels) -> set[float]:
+        """Returns the windows in which the engine activity was read as often as the utilization."""
+        counts = base.counts[labels]
         if base.is_engine:
-            return bool(dict(labels).get(self._gauges.instance_label))
-        number, most = (table.get(labels, {}).get(start, 0.0) for table in (base.engine_counts, base.engine))
-        return most >= 0.0 and number >= FULL * base.counts[labels][start]
+            return {*counts} if dict(labels).get(self._gauges.instance_label) else set()
+        most, numbers = base.engine.get(labels, {}), base.engine_counts.get(labels, {})
+        return {
+            start
+            for start, count in counts.items()
+            if numbers.get(start, 0.0) >= FULL * count and most.get(start, 0.0) >= 0.0
+        }
 
     def select(self, metric: str, *matchers: str) -> str:
         """Returns a PromQL selector with the user's matchers and these."""
@@ -282,13 +286,30 @@ class GaugeReader:
         span: WindowSpan,
     ) -> dict[Labels, dict[float, Zeros]]:
         """The second pass: reads the units with undecided windows in blocks of time."""
-        units = {placed[labels].unit.uuid for labels, values in kinds.items() if Kind.SOME in values.values()}
+        undecided = {
+            labels: starts
+            for labels, values in kinds.items()
+            if (starts := [start for start, kind in values.items() if kind is Kind.SOME])
+        }
+        hours: defaultdict[str, list[float]] = defaultdict(list)  # by unit
+        for labels, starts in undecided.items():
+            hours[placed[labels].unit.uuid] += starts
         longest = max((each for of in intervals.values() for each in of.values()), default=GRID_S)
-        block = choose_block(len(units), span.end - span.start, longest, BLOCKS_MAX)
+        block = choose_block(len(hours), span.end - span.start, longest, BLOCKS_MAX)
         samples = base.counts if base.is_engine else base.engine_counts
+        order = sorted(hours, key=lambda uuid: (min(hours[uuid]), max(hours[uuid]), uuid))
+        groups = [order[at : at + UNITS_MAX] for at in range(0, len(order), UNITS_MAX)]
 
-        def count(matcher: str) -> dict[Labels, dict[float, Zeros]]:
-            blocks = span._replace(window=block)
+        def intervals_of(labels: Labels) -> dict[float, float]:
+            of_time = intervals[target_of(labels)]
+            return {start: of_time[start] for start in undecided[labels]}
+
+        def count(units: list[str]) -> dict[Labels, dict[float, Zeros]]:
+            (matcher,) = self.matchers(units)
+            # With a block more at both ends, because the neighbours of a block show whether the series begins or ends.
+            first = max(span.start, min(hours[units[0]]) - block)
+            last = min(span.end, max(max(hours[uuid]) for uuid in units) + span.window + block)
+            blocks = WindowSpan(first, last, block)
             most = self._history.ask_table("blocks", over("max", self.select(base.metric, matcher), block), blocks)
             engine = most
             if not base.is_engine:
@@ -299,17 +320,17 @@ class GaugeReader:
                     values,
                     engine.get(labels),
                     samples.get(labels, {}),
-                    intervals[target_of(labels)],
+                    intervals_of(labels),
                     span,
                     block,
                     self._floor,
                 )
                 for labels, values in most.items()
-                if labels in kinds
+                if labels in undecided and placed[labels].unit.uuid in units
             }
 
         found: dict[Labels, dict[float, Zeros]] = {}
-        for of_units in self._history.ask_ahead(count, self.matchers(units)):
+        for of_units in self._history.ask_ahead(count, groups if self._uuid_label else []):
             found |= of_units
         return found
 
@@ -383,6 +404,10 @@ def _stands_still(counter: str, window: float) -> str:
     return f"({least} > 0) == {most}"
 
 
+def _without_work(values: Values, most: Values) -> list[float]:
+    return [start for start in values if most.get(start, 0.0) <= 0.0]
+
+
 def _positive(values: Values) -> Values:
     """Omits windows without samples. No real server returns such windows."""
     return {start: number for start, number in values.items() if number >= 1.0}
@@ -428,10 +453,11 @@ def _divide(cell: Cell, zeros: Zeros | None, mean: float | None, floor: int, *, 
     # Between the floors, it is noise of the counters, or a little work.
     unproven = seconds * zeros.at_floors[-1] - idle if zeros.at_floors else seconds * zeros.bare
     rest = max(0.0, seconds - idle - unproven)
-    at_floors = tuple(seconds * share for share in zeros.at_floors)
-    found = cell._replace(idle=idle, unproven=unproven, at_floors=at_floors)
+    at_floors = tuple([seconds * share for share in zeros.at_floors])
     if is_shared:
-        return found._replace(unknown=rest, peak_memory=None)
+        return cell._replace(idle=idle, unproven=unproven, at_floors=at_floors, unknown=rest, peak_memory=None)
     busy = seconds * min(1.0, max(0.0, mean))
-    is_low = rest > 0.0 and busy < LOW * rest
-    return found._replace(low=rest if is_low else 0.0, used=0.0 if is_low else rest, busy=busy, known=seconds)
+    low = rest if rest > 0.0 and busy < LOW * rest else 0.0
+    return cell._replace(
+        idle=idle, unproven=unproven, at_floors=at_floors, low=low, used=rest - low, busy=busy, known=seconds
+    )

@@ -23,7 +23,7 @@ Target: TypeAlias = tuple[str, ...]  # the values of the labels TARGET
 
 def target_of(labels: Labels) -> Target:
     given = dict(labels)
-    return tuple(given.get(name, "") for name in TARGET)
+    return tuple([given.get(name, "") for name in TARGET])
 
 
 def ask_targets(series: Iterable[Labels], window: float) -> dict[str, str]:

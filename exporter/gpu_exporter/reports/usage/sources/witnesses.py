@@ -29,9 +29,9 @@ class Doubts:
         for place, starts in windows:
             self._windows[place] |= starts
 
-    def has(self, board: Board, start: float) -> bool:
-        """Returns whether this window of a unit is doubtful."""
-        return start in self._windows.get(board, ()) or start in self._windows.get(board[:2], ())
+    def of(self, board: Board) -> set[float]:
+        """Returns the windows of a unit that are doubtful."""
+        return self._windows.get(board, set()) | self._windows.get(board[:2], set())
 
 
 def find_contradicted(

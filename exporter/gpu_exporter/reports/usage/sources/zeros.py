@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import NamedTuple, TypeAlias
@@ -64,34 +64,34 @@ class Zeros(NamedTuple):
 NO_ZEROS = Zeros((0.0,) * len(FLOORS), 0.0)
 
 
-def classify(base: FirstPass, floor: float, labels: Labels, start: float) -> Kind | None:
-    """Returns the kind of this window. None if its smallest and largest samples are unknown. A sample below 0 is
-    invalid.
+def classify(base: FirstPass, floor: float, labels: Labels) -> dict[float, Kind | None]:
+    """Returns the kind of each window of a series. None if its smallest and largest samples are unknown. A sample below
+    0 is invalid.
     """
-    least, most = base.least.get(labels, {}).get(start), base.most.get(labels, {}).get(start)
-    if least is None or most is None or least < 0.0:
-        return None
-    if base.is_engine:
-        return Kind.ALWAYS if most <= floor else Kind.NEVER if least > FLOORS[-1] else Kind.SOME
-    if least > 0.0:
-        return Kind.NEVER
-    is_noisy = base.engine.get(labels, {}).get(start, 0.0) > floor
-    return Kind.SOME if most > 0.0 or is_noisy else Kind.ALWAYS
+    least, most = base.least.get(labels, {}), base.most.get(labels, {})
+    engine = base.engine.get(labels, {})
+    is_engine, found = base.is_engine, dict[float, Kind | None]()
+    for start in base.counts[labels]:
+        low, high = least.get(start), most.get(start)
+        if low is None or high is None or low < 0.0:
+            found[start] = None
+        elif is_engine:
+            found[start] = Kind.ALWAYS if high <= floor else Kind.NEVER if low > FLOORS[-1] else Kind.SOME
+        elif low > 0.0:
+            found[start] = Kind.NEVER
+        else:
+            found[start] = Kind.SOME if high > 0.0 or engine.get(start, 0.0) > floor else Kind.ALWAYS
+    return found
 
 
-def judge(
-    base: FirstPass, kind: Kind, labels: Labels, start: float, counted: Mapping[Labels, Mapping[float, Zeros]]
-) -> Zeros | None:
-    """Returns the zeros of a window, None if they are unknown. `kind`: from `classify`. `counted`: results of the
-    second pass.
+def judge(kind: Kind | None, engine: float | None, counted: Zeros | None) -> Zeros | None:
+    """Returns the zeros of a window, None if they are unknown. `kind`: from `classify`. `engine`: its largest engine
+    activity, None if unknown. `counted`: result of the second pass.
     """
-    if kind is Kind.NEVER:
-        return NO_ZEROS
-    if kind is Kind.SOME:
-        return counted.get(labels, {}).get(start)
-    most = base.most[labels][start] if base.is_engine else base.engine.get(labels, {}).get(start)
+    if kind is not Kind.ALWAYS:
+        return NO_ZEROS if kind is Kind.NEVER else counted if kind is Kind.SOME else None
     # Below the floor. The second pass counts nothing for lower floors.
-    return Zeros(() if most is None else tuple(float(most <= each) for each in FLOORS), 1.0)
+    return Zeros(() if engine is None else tuple([float(engine <= each) for each in FLOORS]), 1.0)
 
 
 def choose_block(units: int, span_s: float, longest: float, blocks_max: int) -> float:
@@ -113,33 +113,33 @@ def count_zeros(
 ) -> dict[float, Zeros]:
     """Counts the zeros in each window of one series.
 
-    - `most`, `engine`: the largest utilization and the largest engine activity of each block, by its start. `engine` is
-      None without engine activity, and the same object as `most` if the metric is the engine activity.
-    - `samples`: number of engine samples in each window. `intervals`: seconds between two samples.
-    - `block`: length of a block in seconds. `floor`: one of FLOORS. Up to this floor, only blocks with most of their
-      samples count, because a holder that starts or ends in a block was there for only a part of it.
+    - `most`, `engine`: the largest utilization and engine activity of each block, by its start. `engine`: None if the
+      unit has none, the same as `most` if it has nothing else.
+    - `samples`: of the engine activity in each window. `intervals`: seconds between them, of the windows to count.
+    - `block`: its length in seconds. `floor`: one of FLOORS. For it and for lower ones, only blocks with most of their
+      samples count, because a holder that starts or ends in a block is there for a part of it only.
     """
-    windows: defaultdict[float, list[float]] = defaultdict(list)
-    for at in most:
-        windows[span.start + (at - span.start) // span.window * span.window].append(at)
     found = {}
-    for start, blocks in windows.items():
-        if start not in intervals:
+    offsets = [number * block for number in range(round(span.window / block))]
+    for start, interval in intervals.items():
+        blocks = [at for offset in offsets if (at := start + offset) in most]
+        if not blocks:
             continue
         at_floors: tuple[float, ...] = ()
         bare = blocks if most is engine else [at for at in blocks if most[at] == 0.0]
         if engine is not None:
             values = {at: value for at in bare if (value := engine.get(at)) is not None}
-            in_full = block / intervals[start]
-            edges = {at for at in blocks if _is_edge(at, most, span, block)}
-            parts, lost = _find_parts(len(blocks) * in_full - samples.get(start, 0.0), in_full, edges)
+            in_full, every, lost = block / interval, sorted(values.values()), 0
+            sure, missing = every, len(blocks) * in_full - samples.get(start, 0.0)
+            if _is_short(missing, in_full):
+                edges = {at for at in blocks if _is_edge(at, most, span, block)}
+                parts, lost = _find_parts(missing, in_full, edges)
+                sure = sorted(value for at, value in values.items() if at not in parts)
             counts = [
-                max(0, sum(value <= each and at not in parts for at, value in values.items()) - lost)
-                if each <= floor
-                else sum(value <= each for value in values.values())
+                max(0, bisect_right(sure, each) - lost) if each <= floor else bisect_right(every, each)
                 for each in FLOORS
             ]
-            at_floors = tuple(count / len(blocks) for count in counts)
+            at_floors = tuple([count / len(blocks) for count in counts])
         is_same = most is engine
         found[start] = Zeros(at_floors, at_floors[FLOORS.index(floor)] if is_same else len(bare) / len(blocks))
     return found
@@ -150,15 +150,19 @@ def _is_edge(at: float, most: Values, span: WindowSpan, block: float) -> bool:
     return (at - block >= span.start and at - block not in most) or (at + block < span.end and at + block not in most)
 
 
-def _find_parts(missing: float, in_full: float, edges: set[float]) -> tuple[set[float], int]:
-    """Finds the blocks that lack many of their samples. Returns those whose place is known, and the largest possible
-    number of the others.
-
-    `missing`: samples that all blocks of a window lack together. `in_full`: samples of a complete block. `edges`:
-    blocks in which the series begins or ends.
+def _is_short(missing: float, in_full: float) -> bool:
+    """Whether a block may lack most of its samples. `missing`: samples that the blocks of a window lack together.
+    `in_full`: of a block.
     """
-    allowed = math.floor((1.0 - MOST_OF_BLOCK) * in_full + 0.01)
-    short = round(missing)
-    if short <= allowed:
-        return set(), 0
-    return edges, 0 if missing < len(edges) * in_full else short // (allowed + 1)
+    return round(missing) > _allowed(in_full)
+
+
+def _allowed(in_full: float) -> int:
+    return math.floor((1.0 - MOST_OF_BLOCK) * in_full + 0.01)
+
+
+def _find_parts(missing: float, in_full: float, edges: set[float]) -> tuple[set[float], int]:
+    """Blocks without most of their samples, and the most such blocks whose place is not known. `edges`: blocks in which
+    the series begins or ends.
+    """
+    return edges, 0 if missing < len(edges) * in_full else round(missing) // (_allowed(in_full) + 1)
