@@ -146,7 +146,7 @@ workflows: $(VENV)/dev ## check the workflows of .github with actionlint (needs 
 packages-check: $(VENV)/dev testbed ## packages with an interpreter on a system without a Python: installed, used, upgraded, removed
 	$(PYTEST) tests/release/test_packages_interpreter.py
 
-hours-check: $(VENV)/dev testbed ## the hours of 60 Slurm jobs against sacct, in four minutes; needs quiet cores and root
+hours-check: $(VENV)/dev testbed ## the hours of 60 Slurm jobs against sacct, four to seven minutes; needs root
 	$(PYTEST) tests/release/test_slurm_record.py
 
 release-dry-run: ## wheel, sdist, chart, images, SBOM and checksums in out/release, each used; publishes nothing

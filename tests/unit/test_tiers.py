@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TIERS = {"quick": {"quick"}, "not quick": {"long"}}  # what an expression of pytest selects
 # In an environment with torch; and before a release (make packages-check, hours-check), because an interpreter takes minutes
-# to build, and a slurmctld on busy cores does not answer for so long that jobs lose hours (docs/slurm.md).
+# to build, and the jobs take four to seven.
 SEPARATE = ("hook", "release")
 
 
