@@ -204,12 +204,14 @@ class History:
 
         return dict(self.ask_ahead(ask, queries.items()))
 
-    def ask_ahead(self, ask: Callable[[T], R], items: Iterable[T], workers: int = WORKERS) -> Iterator[R]:
+    def ask_ahead(
+        self, ask: Callable[[T], R], items: Iterable[T], workers: int = WORKERS, ahead: int = 2
+    ) -> Iterator[R]:
         """Yields the result of `ask`, which may use this history, for each item. Calls it from so many threads: one
-        keeps the order.
+        keeps the order. Each stays at most `ahead` results ahead.
         """
         try:
-            yield from run_ahead(ask, items, workers, "report")
+            yield from run_ahead(ask, items, workers, "report", ahead=ahead)
         except NoThread as exc:
             raise AnswerError(str(exc)) from exc
 
