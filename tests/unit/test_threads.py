@@ -15,11 +15,12 @@ def test_every_item_is_returned_once() -> None:
     assert list(run_ahead(lambda x: x, (), 3, "t")) == []
 
 
-def test_items_are_read_ahead_only_up_to_the_limit() -> None:
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_items_are_read_ahead_only_up_to_the_limit(ahead: int) -> None:
     begun: list[int] = []
-    results = run_ahead(lambda x: begun.append(x) or x, range(100), 2, "t")
+    results = run_ahead(lambda x: begun.append(x) or x, range(100), 2, "t", ahead=ahead)
     next(results)
-    wait_for(lambda: len(begun) == 5 or None, "four items in advance, and one in place of the item that was taken")
+    wait_for(lambda: len(begun) == 2 * ahead + 1 or None, "the items in advance, and one in place of the taken one")
     results.close()
     assert sum(thread.name == "t" and thread.is_alive() for thread in threading.enumerate()) <= 2
 

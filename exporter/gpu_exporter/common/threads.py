@@ -34,8 +34,8 @@ class _End:
     """Marks that a thread has no items left."""
 
 
-def run_ahead(call: Callable[[T], R], items: Iterable[T], workers: int, name: str) -> Iterator[R]:
-    """Yields the result of `call` for each item, in any order. Each worker stays at most two results ahead of the
+def run_ahead(call: Callable[[T], R], items: Iterable[T], workers: int, name: str, *, ahead: int = 2) -> Iterator[R]:
+    """Yields the result of `call` for each item, in any order. Each worker stays at most `ahead` results ahead of the
     caller.
 
     Raises NoThread, and each error that `call` raises. The threads are daemons: a call that hangs does not keep the
@@ -43,7 +43,7 @@ def run_ahead(call: Callable[[T], R], items: Iterable[T], workers: int, name: st
     """
     results: queue.SimpleQueue[R | _Failure | _End] = queue.SimpleQueue()
     source, lock = iter(items), threading.Lock()
-    room, is_over = threading.Semaphore(2 * workers), threading.Event()
+    room, is_over = threading.Semaphore(ahead * workers), threading.Event()
     end = _End()
 
     def work() -> None:

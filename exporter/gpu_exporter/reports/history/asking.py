@@ -202,12 +202,14 @@ class History:
 
         return dict(self.ask_ahead(ask, queries.items()))
 
-    def ask_ahead(self, ask: Callable[[T], R], items: Iterable[T], workers: int = WORKERS) -> Iterator[R]:
+    def ask_ahead(
+        self, ask: Callable[[T], R], items: Iterable[T], workers: int = WORKERS, ahead: int = 2
+    ) -> Iterator[R]:
         """Yields the result of `ask`, which may use this history, for each item. Calls it from so many threads: one
-        keeps the order.
+        keeps the order. Each stays at most `ahead` results ahead.
         """
         try:
-            yield from run_ahead(ask, items, workers, "report")
+            yield from run_ahead(ask, items, workers, "report", ahead=ahead)
         except NoThread as exc:
             raise AnswerError(str(exc)) from exc
 
@@ -484,7 +486,7 @@ def _values(pairs: Sequence[Any], span: WindowSpan, starts: dict[float, float]) 
 
 
 def _start(at: Any, span: WindowSpan) -> float:
-    """The start of the window whose value has this time."""
+    """Returns the start of the window whose value has this time."""
     if type(at) not in (int, float) or not span.start < at <= span.end:
         raise TypeError
     return float(at) - span.window

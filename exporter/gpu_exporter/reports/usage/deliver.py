@@ -15,6 +15,7 @@ from gpu_exporter.reports.usage.model import IDLE, UsageReport
 from gpu_exporter.reports.usage.render.forms import FORMS
 from gpu_exporter.reports.usage.render.view import ReportView, number
 
+PART = 2**20  # characters that are encoded at once: all holders of a week have 17 MB
 ANSWER_S = 60.0  # for each answer of the mail server
 MAILBOX = re.compile(r"[!-;=?-~]+@[0-9A-Za-z.-]+")  # RFC 5321, 4.1.2, without spaces, < and >
 RELAY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?")
@@ -59,7 +60,8 @@ def deliver(
 def put(text: str, output: Path | None) -> None:
     """Writes a report to a file, or prints it. Raises OSError."""
     if output is None:
-        sys.stdout.write(text)
+        for at in range(0, len(text), PART):
+            sys.stdout.write(text[at : at + PART])
     else:
         write_atomically(output, encodable(text).encode())
 

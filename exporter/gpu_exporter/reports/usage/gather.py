@@ -150,8 +150,8 @@ class Gatherer:
             return _Chunk(cells, known, facts)
 
         with without_garbage_collector():
-            # One worker keeps their order. It reads the next part while this thread adds up.
-            for chunk in self._history.ask_ahead(read, days, workers=1):
+            # One worker keeps their order. It reads the next part, which takes much memory, while this thread adds up.
+            for chunk in self._history.ask_ahead(read, days, workers=1, ahead=1):
                 collector.add(attribute(chunk.cells, chunk.known))
                 collector.know(chunk.facts)
                 collector.end_chunk(chunk.known.offers if chunk.known is not None else None)

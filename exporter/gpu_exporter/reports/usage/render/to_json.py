@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpu_exporter.common.plain import utc
@@ -57,21 +57,22 @@ def render_json(report: UsageReport, view: ReportView) -> str:
         "left_out": report.left_out,
         "missing": report.missing,
     }
-    return _indented(shown) + "\n"
+    return "".join([*_indented(shown), "\n"])
 
 
-def _indented(value: Any, depth: int = 1) -> str:
-    """As json.dumps with indent=1, which is written in Python and takes seconds for all holders of a week."""
+def _indented(value: Any, depth: int = 1) -> Iterator[str]:
+    """The parts of json.dumps with indent=1, which is written in Python and takes seconds for all holders of a week."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    margin = "\n" + " " * depth
+    margin, end = "\n" + " " * depth, "\n" + " " * (depth - 1)
     if not any(isinstance(part, (dict, list, tuple)) for part in parts):
         text = json.dumps(value, separators=(f",{margin}", ": "))
-        return f"{text[0]}{margin}{text[1:-1]}{margin[:-1]}{text[-1]}" if parts else text
-    rows = [_indented(part, depth + 1) for part in parts]
-    if isinstance(value, dict):
-        rows = [f"{json.dumps(name)}: {row}" for name, row in zip(value, rows, strict=True)]
-    first, last = "{}" if isinstance(value, dict) else "[]"
-    return f"{first}{margin}{f',{margin}'.join(rows)}{margin[:-1]}{last}"
+        yield f"{text[0]}{margin}{text[1:-1]}{end}{text[-1]}" if parts else text
+        return
+    names = [f"{json.dumps(name)}: " for name in value] if isinstance(value, dict) else [""] * len(parts)
+    for number, (name, part) in enumerate(zip(names, parts, strict=True)):
+        yield f",{margin}{name}" if number else f"{'[{'[isinstance(value, dict)]}{margin}{name}"
+        yield from _indented(part, depth + 1)
+    yield end + "]}"[isinstance(value, dict)]
 
 
 def _moment(wall: float) -> str:
