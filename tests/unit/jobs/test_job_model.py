@@ -67,8 +67,13 @@ def test_a_run_of_several_nodes_is_one_and_a_requeue_begins_another() -> None:
     ]  # fmt: skip
 
 
-def test_a_gpu_that_a_job_gets_again_at_once_is_in_two_runs() -> None:
-    assert len(group_runs([("7", use(0.0)), ("7", use(6.0))])) == 2
+@pytest.mark.parametrize(
+    ("raw", "node", "uuid", "runs"),
+    [("7", "n0", "GPU-0", 2), ("7", "n0", "GPU-1", 2), ("7", "n1", "GPU-1", 1), ("ml/pod", "n0", "GPU-1", 1)],
+)
+def test_a_job_that_begins_again_at_once_has_two_runs(raw: str, node: str, uuid: str, runs: int) -> None:
+    """Also on another GPU of the node. The nodes of one run, and the containers of a pod, begin at different times."""
+    assert len(group_runs([(raw, use(0.0)), (raw, use(6.0, node, uuid))])) == runs
 
 
 def test_each_run_of_slurms_record_gets_its_own_measurement() -> None:

@@ -16,7 +16,9 @@ OWNER = ("user", "account", "partition", "qos")
 SUMS = ("held", "observed", "busy", "idle", "stalled")  # of seconds, in GpuUse and in the series
 ABOUT = ("array_job_id", "array_task_id", "het_job_id", "het_job_offset")
 SEVERAL = re.compile(r"[\[,]")  # in a list of nodes
-APART_S = 15.0  # starts of one run on several nodes differ by less; a requeued job waits longer (cred_expire)
+# Starts of one run on several nodes differ by less. A requeued job waits for two minutes, or less (cred_expire).
+APART_S = 15.0
+NODE_APART_S = 2.0  # on one node, all GPUs of a job have the same start, perhaps rounded
 
 
 class Slot(NamedTuple):
@@ -251,14 +253,19 @@ def course(gpus: Sequence[GpuUse], parts: int) -> list[float | None]:
 
 
 def group_runs(uses: Iterable[tuple[str, GpuUse]]) -> list[tuple[str, list[GpuUse]]]:
-    """Groups the GPUs of each raw id into runs: GPUs with nearly the same start. A run contains each GPU only once."""
+    """Groups the GPUs of each raw id into runs: GPUs with nearly the same start. A run contains each GPU only once.
+
+    The containers of a pod may start at different times, the GPUs of a Slurm job on one node may not.
+    """
     runs: list[tuple[str, list[GpuUse]]] = []
     ordered = sorted(uses, key=lambda item: (item[0], item[1].start))
     for raw, of_job in itertools.groupby(ordered, key=lambda item: item[0]):
         current: list[GpuUse] = []
         for _, gpu in of_job:
             is_there = any((gpu.node, gpu.uuid, gpu.mig_uuid) == (o.node, o.uuid, o.mig_uuid) for o in current)
-            if not current or gpu.start - current[0].start > APART_S or is_there:
+            there = [o.start for o in current if o.node == gpu.node and raw.isdigit()]
+            is_later = gpu.start - min(there, default=gpu.start) > NODE_APART_S
+            if not current or gpu.start - current[0].start > APART_S or is_there or is_later:
                 current = []
                 runs.append((raw, current))
             current.append(gpu)
