@@ -34,6 +34,7 @@ def reasons_of(held: float, *runs: SlurmRun, unseen: float = 0.0, parts: float =
     for run in runs:
         account.add(run, unseen)
     assert sum(reason.gpu_seconds for reason in account.reasons()) == pytest.approx(account.difference)
+    assert max(len(reason.text) for reason in account.reasons()) <= 57, "with an account of 8 letters, a line has 80"
     return {reason.name: round(reason.gpu_seconds) for reason in account.reasons() if abs(reason.gpu_seconds) >= 0.5}
 
 

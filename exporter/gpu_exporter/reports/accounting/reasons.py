@@ -66,7 +66,7 @@ class AccountTime:
         the rest.
         """
         found = [
-            TimeReason("suspended", "suspended jobs keep their GPUs; sacct does not count the time", self.suspended),
+            TimeReason("suspended", "suspended jobs keep their GPUs; sacct omits this time", self.suspended),
             TimeReason("parts", "sacct counts a MIG instance as 1, shards and MPS as 0", self.parts),
             TimeReason("unseen", "no exporter ran on the node at that time", 0.0 - self.unseen),
         ]
@@ -78,7 +78,7 @@ class AccountTime:
         each = f": {rest / self.gpus:+.1f} s for each GPU of a run" if self.gpus else ""
         found += [
             TimeReason("whole_seconds", "sacct shows times in whole seconds", rounded),
-            TimeReason("epilog", f"the node releases GPUs after the epilog (at most {EPILOG_S:.0f} s a run)", epilog),
+            TimeReason("epilog", f"the node frees GPUs after the epilog (at most {EPILOG_S:.0f} s a run)", epilog),
             TimeReason("rest", f"not explained{each}", rest),
         ]
         return found
