@@ -439,7 +439,10 @@ def test_a_slurmctld_that_counts_too_few_gpus_leaves_none_free(filing: Filing) -
     filing.used = "gpu:h100:1"
     filing.steps = {"7": {1007}, "8": {1008}}
     for _ in range(30):
-        assert "job 8 has steps and GPUs here, but slurmctld does not list it" in poll(filing).problem
+        assert (
+            "job 8 has steps and GPUs here, but slurmctld does not list it, so no GPU is reported as free"
+            in poll(filing).problem
+        )
     filing.begin(j7="gpu:h100:1(IDX:0)", j8="gpu:h100:1(IDX:1)")
     filing.used = "gpu:h100:2(IDX:0-1)"
     filing.steps = {"7": {1007}, "8": {1008}}

@@ -277,7 +277,9 @@ class SlurmSource:
         notices, late = self._list_notices(look, present), _list_late(look, present) | unasked
         if denied := self._list_denied(look, present) - unasked:
             named = ", ".join(sorted(denied)[:3])
-            problems.append(f"job {named} has steps and GPUs here, but slurmctld does not list it")
+            problems.append(
+                f"job {named} has steps and GPUs here, but slurmctld does not list it, so no GPU is reported as free"
+            )
         if unasked:
             named = ", ".join(sorted(unasked)[:3])
             notices.append(f"slurmctld is not asked yet about job {named}, so no GPU is reported as free")
