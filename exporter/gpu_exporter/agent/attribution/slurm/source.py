@@ -247,10 +247,8 @@ class SlurmSource:
         self._users.note(User(file.run.user, file.run.uid) for file in files if file.run is not None)
         problems = [text for text in (self._failed, look.problem, *disputed.values()) if text]
         if lost:
-            named = ", ".join(sorted(lost)[:3])
-            problems.append(
-                f"job {named} has only a prolog's file, and Slurm does not list the job, so no GPU is reported as free"
-            )
+            text = f"job {_name(lost)} has only a prolog's file, and Slurm does not list the job"
+            problems.append(f"{text}, so no GPU is reported as free")
         problems += self._count_surplus(look)
         order = self._epochs.note(found, look.node.slurmd_start, self._clock.wall())
         self._misfit = order.kind == "unknown" and bool(look.in_use())
@@ -275,14 +273,11 @@ class SlurmSource:
             problems.append(f"{share} is in use, but Slurm does not name the GPU, so no GPU is reported as free")
         unasked = self._list_unasked(look, present)
         notices, late = self._list_notices(look, present), _list_late(look, present) | unasked
-        if denied := self._list_denied(look, present) - unasked:
-            named = ", ".join(sorted(denied)[:3])
-            problems.append(
-                f"job {named} has steps and GPUs here, but slurmctld does not list it, so no GPU is reported as free"
-            )
+        if denied := _name(self._list_denied(look, present) - unasked):
+            text = f"job {denied} has steps and GPUs here, but slurmctld does not list it"
+            problems.append(f"{text}, so no GPU is reported as free")
         if unasked:
-            named = ", ".join(sorted(unasked)[:3])
-            notices.append(f"slurmctld is not asked yet about job {named}, so no GPU is reported as free")
+            notices.append(f"slurmctld is not asked yet about job {_name(unasked)}, so no GPU is reported as free")
         return Answer(
             grants,
             "; ".join(dict.fromkeys(problems)),
@@ -529,6 +524,11 @@ def _count_devices(order: GpuOrder, node: NodeRecord) -> int | None:
     """
     counted = sum(count for _, count in node.configured)
     return counted if order.kind != "unknown" and len(order.minors) == counted else None
+
+
+def _name(jobs: Set[str]) -> str:
+    """Returns the ids of up to three jobs."""
+    return ", ".join(sorted(jobs)[:3])
 
 
 def _list_late(look: SlurmSnapshot, present: Present) -> Set[str]:
