@@ -18,7 +18,7 @@ from gpu_exporter.common.files import read_kept
 from gpu_exporter.common.outside import load_json, need_real, real
 from gpu_exporter.common.plain import one_line
 from gpu_exporter.common.threads import NoThread, run_ahead
-from gpu_exporter.reports.jobs.model import ABOUT, OWNER, SUMS, GpuUse, JobRun, build_run, group_runs
+from gpu_exporter.reports.jobs.model import ABOUT, NODE_APART_S, OWNER, SUMS, GpuUse, JobRun, build_run, group_runs
 from gpu_exporter.reports.jobs.names import AskedJob
 from gpu_exporter.reports.top.nodes import ODD, WORKERS, read_status
 from gpu_exporter.reports.top.nodes import name_of as node_of
@@ -141,8 +141,12 @@ def merge_exact(runs: list[JobRun], records: Iterable[JobRun]) -> list[JobRun]:
     """Replaces the counters of each run by those in the node's records, which are newer than the last scrape. Adds runs
     that only the records contain.
     """
+
+    def starts_as(run: JobRun, record: JobRun) -> bool:  # on its node: the nodes of a run may know different starts
+        return any(abs(start - record.start) < NODE_APART_S for start in (run.start, *(gpu.start for gpu in run.gpus)))
+
     for record in records:
-        run = next((each for each in runs if each.raw == record.raw and abs(each.start - record.start) < 2.0), None)
+        run = next((each for each in runs if each.raw == record.raw and starts_as(each, record)), None)
         if run is None:
             runs.append(record)
             continue

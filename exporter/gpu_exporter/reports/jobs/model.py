@@ -84,7 +84,7 @@ class GpuUse:
         self.held_s = min(self.held_s, most_s)
         if self.observed_s > most_s:
             idle_s = min(self.idle_s, self.observed_s - most_s)
-            left = most_s / (self.observed_s - idle_s)
+            left = most_s / (self.observed_s - idle_s) if most_s else 0.0
             self.idle_s -= idle_s
             self.busy_s, self.stalled_s = left * self.busy_s, left * self.stalled_s
         self.settle()
@@ -288,9 +288,13 @@ def build_run(raw: str, about: Mapping[str, str], gpus: list[GpuUse], *, is_runn
 
 def add_slurm(runs: list[JobRun], record: Sequence[SlurmRun]) -> list[JobRun]:
     """Adds to each measured run its entry in Slurm's record. An unmeasured entry becomes a run without GPUs."""
+
+    def distance(entry: SlurmRun) -> float:
+        return min((abs(run.start - entry.start) for run in runs if run.raw == entry.raw), default=0.0)
+
     left = list(runs)
     joined: list[JobRun] = []
-    for entry in record:
+    for entry in sorted(record, key=distance):  # a run that was requeued at once may be near two entries
         near = [run for run in left if run.raw == entry.raw and abs(run.start - entry.start) <= APART_S]
         run = min(near, key=lambda each: abs(each.start - entry.start), default=None)
         if run is None:
