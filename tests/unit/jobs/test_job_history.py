@@ -121,3 +121,17 @@ def test_a_record_belongs_to_a_run_that_began_earlier_on_another_node() -> None:
         [JobRun("7", "7", 100.0, 140.0, gpus=[other, series])], [JobRun("7", "7", 103.0, 145.0, gpus=[exact])]
     )
     assert [gpu.held_s for gpu in run.gpus] == [30.0, 42.0]
+
+
+def test_a_record_belongs_to_the_run_with_its_gpus() -> None:
+    """Requeued at once onto another GPU of its node and a second node, which seems to be a node of the first run."""
+    uses = [
+        GpuUse(f"n{node}", "0", f"GPU-{n}", start=start, end=140.0, held_s=10.0)
+        for n, (node, start) in enumerate([(0, 100.0), (1, 108.0), (0, 108.0)])
+    ]
+    exact = [GpuUse(use.node, "0", use.uuid, start=108.0, end=140.0, held_s=32.0) for use in uses]
+    for last in (exact[2:], exact[1:]):
+        runs = [JobRun("7", "7", 100.0, 140.0, gpus=uses[:2]), JobRun("7", "7", 108.0, 140.0, gpus=uses[2:])]
+        merged = merge_exact(runs, [JobRun("7", "7", 108.0, 140.0, gpus=last)])
+        assert [[gpu.uuid for gpu in run.gpus] for run in merged] == [["GPU-0", "GPU-1"], ["GPU-2"]]
+        assert {gpu.uuid for run in merged for gpu in run.gpus if gpu.held_s == 32.0} == {gpu.uuid for gpu in last}

@@ -95,6 +95,18 @@ def test_the_measurement_of_a_run_is_not_taken_by_the_run_before_it() -> None:
     assert [(run.start, [gpu.held_s for gpu in run.gpus]) for run in runs] == [(1000.0, []), (1010.0, [100.0])]
 
 
+def test_a_job_that_is_requeued_at_once_onto_another_node_has_two_runs_by_slurms_record() -> None:
+    """Not two nodes of one run, which may begin at different times too."""
+    gpus = [use(1001.0, "n0", held=9.0, known=9.0), use(1013.0, "n1", "GPU-1"), use(1011.0, "n2", "GPU-2")]
+    run = JobRun("7", "7", 1001.0, 1113.0, gpus=gpus)
+    runs = add_slurm([run], [slurm("7", 1000.0, 8.0), slurm("7", 1011.0, 100.0, gpus=2.0)])
+    assert [(each.start, each.end, [gpu.held_s for gpu in each.gpus]) for each in runs] == [
+        (1000.0, 1008.0, [8.0]), (1011.0, 1111.0, [100.0, 100.0]),
+    ]  # fmt: skip
+    (run,) = add_slurm([JobRun("7", "7", 1001.0, 1113.0, gpus=gpus)], [slurm("7", 1000.0, 100.0, gpus=3.0)])
+    assert len(run.gpus) == 3
+
+
 def test_percentiles_are_those_of_the_known_time() -> None:
     gpu = use()
     gpu.slots = [Slot(0.0, 10.0, 10.0, 1.0), Slot(10.0, 10.0, 0.0, 0.0), Slot(20.0, 80.0, 80.0, 72.0)]
