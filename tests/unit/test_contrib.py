@@ -6,6 +6,7 @@ import configparser
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,35 @@ def test_every_script_is_posix_and_executable() -> None:
         assert script.read_text("utf-8").startswith("#!/bin/sh\n")
         assert script.stat().st_mode & 0o111 == 0o111
         assert subprocess.run(["dash", "-n", str(script)], check=False).returncode == 0
+
+
+def test_a_comment_is_one_line_over_no_text_whatever_the_flags_of_mails_are(tmp_path: Path) -> None:
+    """job.environment may choose the whole report for mails. Comments may have any characters, and a job may get its
+    comment while its report is made.
+    """
+    ended, folder = int(time.time()) - 600, tmp_path / "my scripts"
+    rows = {"7": "", "8_1": "", "9+0": "", "10": "JS1:none", "11": "a|b", "12": "\nmine", "13": ""}
+    listed = "\n".join(f"{job}|60|{ended}|cpu=1,gres/gpu=1|{text}" for job, text in rows.items())
+    (tmp_path / "listed").write_text(f"sacct: a warning | of one|kind\n{listed}\n14|60|{ended}|cpu=1|\n", "utf-8")
+    for job, text in {**rows, "13": "late"}.items():
+        (tmp_path / job).write_text(f"{ended}|{text}\n", "utf-8")
+    programs = {
+        "sacct": f'for each; do case $each in --jobs=*) exec cat "{tmp_path}/${{each#--jobs=}}";; esac; done; '
+        f"cat {tmp_path}/listed",
+        "gpu-exporter": 'for format; do :; done; echo "job $2: $format"',
+        "sacctmgr": f'echo "$#: $*" >>{tmp_path}/told',
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n", "utf-8")
+        (tmp_path / name).chmod(0o755)
+    folder.mkdir()
+    shutil.copy(CONTRIB / "slurm" / "comment.sh", folder)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GPU_EXPORTER_JOB_FLAGS": "--since=1d --format=text"}
+    done = subprocess.run(["sh", str(folder / "comment.sh")], env=environment, check=False, timeout=60)
+    assert done.returncode == 0
+    assert sorted((tmp_path / "told").read_text("utf-8").splitlines()) == [
+        f"7: -i modify job where jobid={job} set AdminComment=job {job}: --format=line" for job in ("7", "8_1", "9+0")
+    ]
 
 
 def run_script(name: str, tmp_path: Path, **environment: str) -> int:

@@ -329,7 +329,10 @@ def outcome(text: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("pairs", PLAIN)
-@pytest.mark.parametrize("label", ['"gpu":"1"', '"gpu":"},\\"values\\":[["', '"__name__":"x","gpu":"1"', '"gpu":1'])
+@pytest.mark.parametrize(
+    "label",
+    ['"gpu":"1"', '"gpu":"},\\"values\\":[["', '"__name__":"x","gpu":"1"', '"gpu":1', '"\\u005f_name__":"x","gpu":"1"'],
+)
 def test_an_answer_as_prometheus_writes_it_is_read_like_any_other(label: str, pairs: str) -> None:
     """White space before JSON changes nothing in it."""
     row, good = f'"metric":{{{label}}},"values":[{pairs}]', '"metric":{"gpu":"0"},"values":[[3600,"1"],[7200,"3"]]'

@@ -76,6 +76,16 @@ def test_a_requeued_job_is_two_runs_of_one_series() -> None:
     assert (first.start, first.end, second.start, second.end) == (0.0, 55.0, 65.0, 105.0)
 
 
+@pytest.mark.parametrize("start", [-5.0, 5.0, -3600.0])
+def test_a_start_that_is_corrected_while_the_job_runs_begins_no_run(start: float) -> None:
+    """The exporter's host set its clock, or the exporter lost its state and read the start from another source."""
+    known = [30.0, 60.0, 90.0, 120.0]
+    (run,) = split(known, known, [0.0, 0.0, start, start])
+    assert (run.start, run.held_s, run.observed_s) == (start, max(120.0, 90.0 - start), 120.0)
+    (run,) = split([30.0, 60.0, 25.0, 55.0], [30.0, 60.0, 25.0, 55.0], [0.0, 0.0, start, start])
+    assert (run.start, run.held_s, run.observed_s) == (start, max(115.0, 90.0 - start), 115.0)
+
+
 @given(st.lists(st.tuples(st.floats(0.0, 60.0), st.floats(0.0, 60.0), st.booleans()), min_size=1, max_size=20))
 def test_no_series_gives_a_gpu_more_known_time_than_held_time(steps: list[tuple[float, float, bool]]) -> None:
     held, known = [0.0], [0.0]
@@ -101,3 +111,27 @@ def test_a_record_replaces_the_sums_of_the_last_scrape_unless_they_are_newer(hel
     assert run.gpus[0].held_s == (held if known < 40.0 else 40.0)
     later = JobRun("7", "7", 300.0, 340.0, gpus=[exact])
     assert len(merge_exact([run], [later])) == 2
+
+
+def test_a_record_belongs_to_a_run_that_began_earlier_on_another_node() -> None:
+    """Each node may know another start, and the run has the earliest one."""
+    other, series = (GpuUse(f"n{n}", "0", f"GPU-{n}", start=100.0 + 3 * n, end=140.0, held_s=30.0) for n in range(2))
+    exact = GpuUse("n1", "0", "GPU-1", start=103.0, end=145.0, held_s=42.0)
+    (run,) = merge_exact(
+        [JobRun("7", "7", 100.0, 140.0, gpus=[other, series])], [JobRun("7", "7", 103.0, 145.0, gpus=[exact])]
+    )
+    assert [gpu.held_s for gpu in run.gpus] == [30.0, 42.0]
+
+
+def test_a_record_belongs_to_the_run_with_its_gpus() -> None:
+    """Requeued at once onto another GPU of its node and a second node, which seems to be a node of the first run."""
+    uses = [
+        GpuUse(f"n{node}", "0", f"GPU-{n}", start=start, end=140.0, held_s=10.0)
+        for n, (node, start) in enumerate([(0, 100.0), (1, 108.0), (0, 108.0)])
+    ]
+    exact = [GpuUse(use.node, "0", use.uuid, start=108.0, end=140.0, held_s=32.0) for use in uses]
+    for last in (exact[2:], exact[1:]):
+        runs = [JobRun("7", "7", 100.0, 140.0, gpus=uses[:2]), JobRun("7", "7", 108.0, 140.0, gpus=uses[2:])]
+        merged = merge_exact(runs, [JobRun("7", "7", 108.0, 140.0, gpus=last)])
+        assert [[gpu.uuid for gpu in run.gpus] for run in merged] == [["GPU-0", "GPU-1"], ["GPU-2"]]
+        assert {gpu.uuid for run in merged for gpu in run.gpus if gpu.held_s == 32.0} == {gpu.uuid for gpu in last}

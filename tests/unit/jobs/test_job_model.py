@@ -87,6 +87,26 @@ def test_each_run_of_slurms_record_gets_its_own_measurement() -> None:
     ]  # fmt: skip
 
 
+def test_the_measurement_of_a_run_is_not_taken_by_the_run_before_it() -> None:
+    """The first run had no scrape, and the job was requeued at once."""
+    runs = add_slurm(
+        [JobRun("7", "7", 1011.0, 1111.0, gpus=[use(1011.0)])], [slurm("7", 1000, 1), slurm("7", 1010, 100)]
+    )
+    assert [(run.start, [gpu.held_s for gpu in run.gpus]) for run in runs] == [(1000.0, []), (1010.0, [100.0])]
+
+
+def test_a_job_that_is_requeued_at_once_onto_another_node_has_two_runs_by_slurms_record() -> None:
+    """Not two nodes of one run, which may begin at different times too."""
+    gpus = [use(1001.0, "n0", held=9.0, known=9.0), use(1013.0, "n1", "GPU-1"), use(1011.0, "n2", "GPU-2")]
+    run = JobRun("7", "7", 1001.0, 1113.0, gpus=gpus)
+    runs = add_slurm([run], [slurm("7", 1000.0, 8.0), slurm("7", 1011.0, 100.0, gpus=2.0)])
+    assert [(each.start, each.end, [gpu.held_s for gpu in each.gpus]) for each in runs] == [
+        (1000.0, 1008.0, [8.0]), (1011.0, 1111.0, [100.0, 100.0]),
+    ]  # fmt: skip
+    (run,) = add_slurm([JobRun("7", "7", 1001.0, 1113.0, gpus=gpus)], [slurm("7", 1000.0, 100.0, gpus=3.0)])
+    assert len(run.gpus) == 3
+
+
 def test_percentiles_are_those_of_the_known_time() -> None:
     gpu = use()
     gpu.slots = [Slot(0.0, 10.0, 10.0, 1.0), Slot(10.0, 10.0, 0.0, 0.0), Slot(20.0, 80.0, 80.0, 72.0)]
@@ -109,6 +129,9 @@ def test_time_until_the_epilog_has_ended_is_no_idle_time_of_the_job() -> None:
     gpu = GpuUse("n0", "0", "GPU-0", held_s=50.0, observed_s=50.0, busy_s=20.0)
     gpu.trim(40.0)
     assert (gpu.observed_s, gpu.busy_s, gpu.mean) == (40.0, 16.0, 0.4)
+    gpu = use(held=5.0, known=5.0)
+    gpu.trim(0.0)  # a job that was cancelled in the second of its start
+    assert (gpu.held_s, gpu.observed_s, gpu.busy_s, gpu.idle_s) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_a_run_that_has_not_ended_is_not_cut_to_slurms_older_answer() -> None:

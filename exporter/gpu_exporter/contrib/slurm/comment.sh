@@ -21,7 +21,8 @@ printf '%s\n' "$ended" | awk -F '|' -v from="$((now - window))" -v to="$((now - 
         print $2, $1, $3
     }' | sort -rn | while read -r _ job end; do
     [ "$(date +%s)" -lt "$((now + enough))" ] || break
-    line=$(timeout 30 gpu-exporter job "$job" --format=line ${GPU_EXPORTER_JOB_FLAGS:-} </dev/null) || continue
+    # The last --format counts: the flags may have another one, for mails.
+    line=$(timeout 30 gpu-exporter job "$job" ${GPU_EXPORTER_JOB_FLAGS:-} --format=line </dev/null) || continue
     # By the id that sacct prints: that of an array's last task (raw), of the array and of all its tasks is the same.
     # sacctmgr changes the last run of a job. It must still be the one that ended, and have no text.
     [ "$(ask --jobs="$job" --format=End,AdminComment)" = "$end|" ] || continue

@@ -386,7 +386,7 @@ def _parse_plain(text: str, span: WindowSpan, same: dict[Labels | str, Labels]) 
 
     A quote within a JSON string has a backslash before it, so no string contains NEXT or MIDDLE.
     """
-    if not (text.startswith(HEAD) and text.endswith(TAIL)) or '"__name__"' in text:
+    if not (text.startswith(HEAD) and text.endswith(TAIL)):
         return None
     series, starts, numbers = [], dict[str, float](), dict[str, float]()
     shared: dict[str, dict[float, float]] = {}
@@ -395,7 +395,10 @@ def _parse_plain(text: str, span: WindowSpan, same: dict[Labels | str, Labels]) 
             given, _, pairs = row.partition(MIDDLE)
             labels, values = same.get(given), shared.get(pairs)
             if labels is None:
-                labels = same[given] = _share(tuple(json.loads(f"{{{given}}}").items()), same)
+                metric = json.loads(f"{{{given}}}")
+                if "__name__" in metric:
+                    return None
+                labels = same[given] = _share(tuple(metric.items()), same)
             if values is None:
                 values = shared[pairs] = _split_values(pairs, span, starts, numbers)
             series.append(WindowSeries(labels, values))

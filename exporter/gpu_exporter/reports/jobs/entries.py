@@ -18,7 +18,7 @@ from gpu_exporter.common.files import read_kept
 from gpu_exporter.common.outside import load_json, need_real, real
 from gpu_exporter.common.plain import one_line
 from gpu_exporter.common.threads import NoThread, run_ahead
-from gpu_exporter.reports.jobs.model import ABOUT, OWNER, SUMS, GpuUse, JobRun, build_run, group_runs
+from gpu_exporter.reports.jobs.model import ABOUT, NODE_APART_S, OWNER, SUMS, GpuUse, JobRun, build_run, group_runs
 from gpu_exporter.reports.jobs.names import AskedJob
 from gpu_exporter.reports.top.nodes import ODD, WORKERS, read_status
 from gpu_exporter.reports.top.nodes import name_of as node_of
@@ -141,19 +141,26 @@ def merge_exact(runs: list[JobRun], records: Iterable[JobRun]) -> list[JobRun]:
     """Replaces the counters of each run by those in the node's records, which are newer than the last scrape. Adds runs
     that only the records contain.
     """
+
+    def starts_as(run: JobRun, record: JobRun) -> bool:  # on its node: the nodes of a run may know different starts
+        uuids = {gpu.uuid for gpu in record.gpus}
+        starts = [run.start, *(gpu.start for gpu in run.gpus if gpu.uuid in uuids)]
+        return any(abs(start - record.start) < NODE_APART_S for start in starts)
+
     for record in records:
-        run = next((each for each in runs if each.raw == record.raw and abs(each.start - record.start) < 2.0), None)
-        if run is None:
+        same = [run for run in runs if run.raw == record.raw and starts_as(run, record)]
+        if not same:
             runs.append(record)
             continue
+        uses = {(use.uuid, use.mig_uuid): use for run in reversed(same) for use in run.gpus}
         for exact in record.gpus:
-            use = next((each for each in run.gpus if (each.uuid, each.mig_uuid) == (exact.uuid, exact.mig_uuid)), None)
+            use = uses.get((exact.uuid, exact.mig_uuid))
             if use is None:
-                run.gpus.append(exact)
+                same[0].gpus.append(exact)
             elif exact.held_s >= use.held_s - LISTED_S and exact.observed_s >= use.observed_s - ROUNDED_S:
                 for name in (*(f"{each}_s" for each in SUMS), "energy_j", "end"):
                     setattr(use, name, getattr(exact, name))
                 peaks = [each for each in (use.memory_max, exact.memory_max) if each is not None]
                 use.memory_max = max(peaks, default=None)
-        run.end = max(run.end, record.end)
+        same[0].end = max(same[0].end, record.end)
     return runs

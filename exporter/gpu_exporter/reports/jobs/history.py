@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.promql.vector import cluster_matchers, quote
 from gpu_exporter.reports.history.asking import Answers, History, Labels, WindowSpan
-from gpu_exporter.reports.jobs.model import ABOUT, OWNER, SUMS, GpuUse, JobRun, Slot, build_run, group_runs
+from gpu_exporter.reports.jobs.model import ABOUT, APART_S, OWNER, SUMS, GpuUse, JobRun, Slot, build_run, group_runs
 from gpu_exporter.reports.jobs.names import RAWS_MAX, AskedJob, any_of
 
 KEY = ("cluster", "node", "uuid", "mig_uuid", "namespace", "pod", "container", "job_id")
@@ -163,10 +163,13 @@ class JobHistory:
         last = 0.0  # end of the last window with a sample
         for at in sorted(starts):
             began = starts[at]
-            if not runs or abs(began - runs[-1].start) > START_S:
+            # A later run of the job begins after the time that the run before held the GPU. Another start within this
+            # time is a correction: the host's clock was set, or an exporter without its state read another source.
+            if not runs or began - runs[-1].start > max(START_S, before.get("held", 0.0) - APART_S):
                 runs.append(GpuUse(key[1], "", key[2], key[3], start=began))
                 before, last = {}, max(began, at - window) if runs[1:] else began
             run, grown = runs[-1], dict[str, float]()
+            run.start = began
             for name, values in counters.items():
                 if (value := values.get(at)) is not None:
                     old = before.get(name, 0.0)

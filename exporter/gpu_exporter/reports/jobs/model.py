@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -84,7 +85,7 @@ class GpuUse:
         self.held_s = min(self.held_s, most_s)
         if self.observed_s > most_s:
             idle_s = min(self.idle_s, self.observed_s - most_s)
-            left = most_s / (self.observed_s - idle_s)
+            left = most_s / (self.observed_s - idle_s) if most_s else 0.0
             self.idle_s -= idle_s
             self.busy_s, self.stalled_s = left * self.busy_s, left * self.stalled_s
         self.settle()
@@ -287,16 +288,31 @@ def build_run(raw: str, about: Mapping[str, str], gpus: list[GpuUse], *, is_runn
 
 
 def add_slurm(runs: list[JobRun], record: Sequence[SlurmRun]) -> list[JobRun]:
-    """Adds to each measured run its entry in Slurm's record. An unmeasured entry becomes a run without GPUs."""
+    """Adds to each measured run its entry in Slurm's record. An unmeasured entry becomes a run without GPUs.
+
+    Each GPU belongs to the entry with the nearest start. GPUs of two entries look like one run if a job was requeued at
+    once onto another node.
+    """
+    starts: defaultdict[str, list[float]] = defaultdict(list)
+    for entry in record:
+        starts[entry.raw].append(entry.start)
+
+    def is_of(gpu: GpuUse, entry: SlurmRun) -> bool:
+        nearest = min(starts[entry.raw], key=lambda start: abs(start - gpu.start))
+        return nearest == entry.start and abs(nearest - gpu.start) <= APART_S
+
     left = list(runs)
     joined: list[JobRun] = []
     for entry in record:
-        near = [run for run in left if run.raw == entry.raw and abs(run.start - entry.start) <= APART_S]
-        run = min(near, key=lambda each: abs(each.start - entry.start), default=None)
-        if run is None:
-            run = JobRun(entry.raw, entry.name, entry.start, entry.start + entry.elapsed_s)
-        else:
-            left.remove(run)
+        run = JobRun(entry.raw, entry.name, entry.start, entry.start + entry.elapsed_s)
+        near = [each for each in left if each.raw == entry.raw]
+        for part in sorted(near, key=lambda each: abs(each.start - entry.start)):
+            units = {(gpu.uuid, gpu.mig_uuid) for gpu in run.gpus}
+            own = [gpu for gpu in part.gpus if is_of(gpu, entry) and (gpu.uuid, gpu.mig_uuid) not in units]
+            if own:
+                run.gpus, run.owner, run.end = [*run.gpus, *own], part.owner | run.owner, max(run.end, part.end)
+                part.gpus = [gpu for gpu in part.gpus if gpu not in own]
+        left = [each for each in left if each.gpus]
         run.slurm, run.name, run.start = entry, entry.name, entry.start
         run.end = entry.end if entry.end is not None else max(run.end, entry.start + entry.elapsed_s)
         run.is_running = entry.end is None
