@@ -10,7 +10,6 @@ Pure.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount
@@ -26,7 +25,6 @@ def plan_ends(
     accounts: Mapping[AllocationId, HolderAccount],
     forgotten: Mapping[UnitId, float],
     oldest: float,
-    free: Mapping[UnitId, float],
 ) -> list[ConfirmedAllocation]:
     """Returns the ended holders in order of their ends, each with its own time: from `start` to `confirmed`. Leaves out
     holders without such a time.
@@ -35,7 +33,6 @@ def plan_ends(
     - `accounts`: of all holders before the poll.
     - `forgotten`: until when holders without an account had a unit.
     - `oldest`: the earliest time that counts for holders without an account.
-    - `free`: until when a unit had no holder. The end of an earlier holder, such as a much later epilog, gets no time.
     """
     until = {entry.id: entry.confirmed for entry in confirmed}
     taken: dict[AllocationId, tuple[float, float]] = {}
@@ -46,16 +43,14 @@ def plan_ends(
     past: list[ConfirmedAllocation] = []
     for entry in sorted(ended, key=lambda each: (each.id not in accounts, _start_of(each), each.confirmed)):
         unit, found = entry.allocation.unit, accounts.get(entry.id)
-        free_until = free.get(unit, -math.inf)
-        begin = max(_start_of(entry), forgotten.get(unit, oldest), oldest, free_until)
-        begin = begin if found is None else found.confirmed
+        begin = max(_start_of(entry), forgotten.get(unit, oldest), oldest) if found is None else found.confirmed
         end = min([entry.confirmed, *_list_next(entry, begin, ended)])
         for first, last in sorted(each for other, each in taken.items() if other[0] == unit and other != entry.id):
             if found is None and first <= begin + EDGE_S:
                 begin = max(begin, last)
             elif first >= begin - EDGE_S:
                 end = min(end, first)
-        if end > begin >= free_until:
+        if end > begin:
             taken[entry.id] = (begin if found is None else found.began), end
             past.append(entry._replace(start=begin, confirmed=end))
     return sorted(past, key=lambda each: each.confirmed)

@@ -235,7 +235,7 @@ class Ledger:
         self._was_complete = self._was_complete or is_complete
         if is_complete:
             self.polled = now if asked is None else asked
-        past = plan_ends(confirmed, ended, self.holders(), self._forgotten, self._earliest, self._free)
+        past = plan_ends(confirmed, ended, self.holders(), self._forgotten, self._earliest)
         ends = {entry.id for entry in ended} - {entry.id for entry in past}
         lost = {
             entry.id
