@@ -316,3 +316,13 @@ def test_a_source_reports_the_times_of_a_job_that_ended_before_its_start(
     filing.restart()
     ended = filing.source.poll().ended
     assert [(grant.confirmed, grant.start_here) for grant in ended] == [(5_000.0, start + 50.0)] * 2, "30 s, as before"
+
+
+def test_an_end_that_an_earlier_version_counted_by_its_steps_is_not_missed(node: Node) -> None:
+    """Its state file does not have the number of the epilog's later file."""
+    node.start(None)
+    began = node.clock.wall()
+    node.end("7", began=began)
+    node.clock.advance(3600.0)
+    saved = PastEnds([f"0/7/0/{began:.0f}"], node.clock.monotonic())
+    assert node.start(saved) == NewEnds()

@@ -210,6 +210,21 @@ def test_with_shares_that_only_slurm_conf_has_no_file_counts_alone(filing: Filin
     assert {(grant.holder.job_id, grant.share) for grant in answer.grants} == {("5", "shard"), ("7", "shard")}
 
 
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_step_that_remains_after_slurmctld_has_forgotten_its_job_hides_no_later_job(
+    filing: Filing, nodes: str
+) -> None:
+    """No prolog's file proves a job on two nodes."""
+    begin(filing, "7", "0", nodes="2")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    assert held(poll(filing)) == {"7": ["0"]}
+    begin(filing, "8", "0", nodes=nodes, start=START + 10)
+    filing.begin(j8="gpu:h100:1(IDX:0)")
+    poll(filing)
+    answer = poll(filing)
+    assert (held(answer), answer.problem) == ({"8": ["0"]}, "")
+
+
 def test_a_file_that_is_removed_under_a_running_job_leads_to_a_question(filing: Filing) -> None:
     begin(filing, "7", "0")
     poll(filing)

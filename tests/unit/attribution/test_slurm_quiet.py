@@ -39,6 +39,18 @@ def test_a_job_that_begins_is_known_at_the_next_poll(node: Node) -> None:
     assert node.grants() == [("job 1", "minor", "0")]
 
 
+def test_a_job_that_begins_on_a_gpu_of_which_another_job_has_a_shard_is_known_at_the_next_poll(node: Node) -> None:
+    shard = "shard:h100:1(1/4,0/4,0/4,0/4)"
+    node.begin(j1=shard)
+    node.source.poll()
+    node.questions(20)
+    node.begin(j1=shard, j2=shard)
+    node.used = "shard:h100:2(2/4,0/4,0/4,0/4)"
+    node.clock.advance(5.0)
+    assert node.grants() == [("job 1", "minor", "0"), ("job 2", "minor", "0")]
+    assert node.questions(50) == [], "a known job needs no further question"
+
+
 def test_a_job_that_ends_is_gone_at_the_next_poll(node: Node) -> None:
     node.begin(j1=ONE)
     node.source.poll()

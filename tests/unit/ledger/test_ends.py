@@ -304,3 +304,14 @@ def test_the_time_of_a_job_that_was_shown_again_is_taken_before_and_after_the_jo
     found = {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()}
     assert found.pop("u1", 0.0) <= 1.0
     assert found == {"u2": 17.0, "u3": 11.0}
+
+
+@pytest.mark.parametrize("pause", [60, 3600], ids=["", "the job has no account any more"])
+def test_an_epilog_that_runs_long_after_polls_showed_a_free_gpu_adds_no_hours(pause: int) -> None:
+    """Its steps have shown the job's end, and slurmd ran the epilog only when it was started again."""
+    job = Job(1, UNITS[0], START + 1.0, START + 20.0)
+    node = Node([job], knows_ends=False)
+    node.run(30 + pause)
+    node.ledger.charge_poll(node.now, WALL + node.now, [], [job.entry(node.now)])
+    found = {tenant.user: totals.held_s for tenant, totals in node.ledger.tenants.totals()}
+    assert found.get("u1", 0.0) <= 20.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from pathlib import Path
 
@@ -312,3 +313,13 @@ def test_a_holder_that_appears_later_gets_no_time_of_an_estimated_end() -> None:
     bench.ledger.charge_poll(25.0, 25.0, [ConfirmedAllocation(second, 25.0, 16.0)])
     found = {tenant.user: totals.held_s for tenant, totals in bench.ledger.tenants.totals()}
     assert found == {"ada": 12.5, "eve": 7.5}
+
+
+def test_holders_that_left_while_a_source_does_not_answer_fill_no_memory() -> None:
+    bench, sizes = Bench(), []
+    bench.poll()
+    for number in range(3 * 200):
+        now, entry = 10.0 + 5.0 * number, Allocation(UNIT, pod(str(number)))
+        bench.ledger.charge_poll(now, now, [ConfirmedAllocation(entry, now, None)], is_complete=False)
+        sizes.append(len(pickle.dumps(bench.ledger.tenants)))
+    assert sizes[-1] < 1.1 * sizes[299]

@@ -25,6 +25,7 @@ def plan_ends(
     accounts: Mapping[AllocationId, HolderAccount],
     forgotten: Mapping[UnitId, float],
     oldest: float,
+    free: Mapping[UnitId, float],
 ) -> list[ConfirmedAllocation]:
     """Returns the ended holders in order of their ends, each with its own time: from `start` to `confirmed`. Leaves out
     holders without such a time.
@@ -33,6 +34,8 @@ def plan_ends(
     - `accounts`: of all holders before the poll.
     - `forgotten`: until when holders without an account had a unit.
     - `oldest`: the earliest time that counts for holders without an account.
+    - `free`: from when polls have proven that a unit had no holder. A later end, such as that of an epilog that ran
+      hours after the last step, gives no time to a holder that had the unit before.
     """
     until = {entry.id: entry.confirmed for entry in confirmed}
     taken: dict[AllocationId, tuple[float, float]] = {}
@@ -45,6 +48,8 @@ def plan_ends(
         unit, found = entry.allocation.unit, accounts.get(entry.id)
         begin = max(_start_of(entry), forgotten.get(unit, oldest), oldest) if found is None else found.confirmed
         end = min([entry.confirmed, *_list_next(entry, begin, ended)])
+        if begin > _start_of(entry) and end > free.get(unit, end):
+            continue
         for first, last in sorted(each for other, each in taken.items() if other[0] == unit and other != entry.id):
             if found is None and first <= begin + EDGE_S:
                 begin = max(begin, last)

@@ -87,6 +87,7 @@ class Ledger:
         self.tenants = Tenants()
         self._forgotten: dict[UnitId, float] = {}  # until when holders without an account had the unit
         self._free: dict[UnitId, float] = {}  # until when complete polls have proven that a unit had no holder
+        self._free_since: dict[UnitId, float] = {}  # the first of these polls since the unit's last holder
         self.polled: float | None = None  # when the last complete poll asked the sources, also in the state file
         self._earliest = started  # the earliest time that a new holder may be charged for
         self._is_complete = self._was_complete = False  # the last poll, and any poll since the start
@@ -235,7 +236,9 @@ class Ledger:
         self._was_complete = self._was_complete or is_complete
         if is_complete:
             self.polled = now if asked is None else asked
-        past = plan_ends(confirmed, ended, self.holders(), self._forgotten, self._earliest)
+        longest = self.rules.longest_unconfirmed_s
+        free_since = {unit: since + longest() for unit, since in self._free_since.items()}
+        past = plan_ends(confirmed, ended, self.holders(), self._forgotten, self._earliest, free_since)
         ends = {entry.id for entry in ended} - {entry.id for entry in past}
         lost = {
             entry.id
@@ -252,10 +255,13 @@ class Ledger:
             there = [each for each in (*confirmed, *past[number + 1 :]) if each.id in still]
             self._charge_poll(now, wall, [entry, *there], ends)
         self._charge_poll(now, wall, confirmed, ends)
+        held = {entry.allocation.unit for entry in confirmed}
+        changed = held.union(entry.allocation.unit for entry in past)
+        self._free_since = {unit: since for unit, since in self._free_since.items() if unit not in changed}
         if is_complete and self.polled is not None:
-            free = self.units.keys() - {entry.allocation.unit for entry in confirmed}
-            self._free |= dict.fromkeys(free, self.polled - self.rules.longest_unconfirmed_s())
-        longest = self.rules.longest_unconfirmed_s
+            free = dict.fromkeys(self.units.keys() - held, self.polled)
+            self._free_since = free | self._free_since
+            self._free |= {unit: polled - longest() for unit, polled in free.items()}
         self.tenants.estimate_ends(now, longest, self.holders(), ends, is_complete=is_complete)
         self.tenants.forget(self.holdings)
         return lost
@@ -637,6 +643,7 @@ class Ledger:
                 del self.units[unit]
                 self._forgotten.pop(unit, None)
                 self._free.pop(unit, None)
+                self._free_since.pop(unit, None)
 
     def unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
         """Returns the totals of a unit, or None if its activity was never known."""

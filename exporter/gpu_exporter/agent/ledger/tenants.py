@@ -144,7 +144,8 @@ class Tenants:
         - `is_complete`: as in `Ledger.charge_poll`. Otherwise, a missing holder may still have its unit.
         """
         if not is_complete:
-            self._before = {each: last for each, last in (self._before | self._last).items() if each not in ends}
+            missing = {each: last for each, last in self._before.items() if each in holders}
+            self._before = {each: last for each, last in (missing | self._last).items() if each not in ends}
             return
         for holder_id, last in self._before.items():
             if holder_id in self._last or holder_id in ends or not _is_named(last.tenant):

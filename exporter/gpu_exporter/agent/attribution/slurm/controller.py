@@ -215,7 +215,10 @@ class Controller:
         # The last `look` may have run out of time before it asked for some of these jobs.
         never = {job for job, known in self._known.items() if known.gpus_asked == -math.inf}
         self._ask_gpus(never | {job for job in holding if holding[job].gpus is not None}, now, again=False)
-        if picture().unexplained():
+        used = picture().node.used
+        if (
+            picture().unexplained() or used.shared or used.unnamed_share
+        ):  # a known job may explain only one share of a GPU
             new = set(here) - self._known.keys()
             self._ask(new, now)
             # A job with a step here that squeue does not show is ending, or is hidden from the exporter.

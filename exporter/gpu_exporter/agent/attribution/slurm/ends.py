@@ -146,4 +146,4 @@ class JobEnds:
 
 
 def _count(jobs: Iterable[EndedJob]) -> int:
-    return sum(bool(job.file.indexes or job.file.uuids) for job in jobs)
+    return sum(bool(job.file.indexes or job.file.uuids) and not job.is_again for job in jobs)

@@ -201,9 +201,10 @@ class SlurmSource:
 
     def _ask(self, present: Present, now: float, renew: bool) -> None:
         here = present.jobs
+        doubted = self._again.keys() | self._list_replaced(present)
         is_reconfigured = self._reconfigured is not None
         try:
-            look = self._controller.look(here - self._again.keys(), renew=renew, is_reconfigured=is_reconfigured)
+            look = self._controller.look(here - doubted, renew=renew, is_reconfigured=is_reconfigured)
         except SourceError as exc:
             self._failed = str(exc)
             self._pace.failed(now)
@@ -226,6 +227,14 @@ class SlurmSource:
         )
         # A snapshot that needs no request counts as new until something changes. Then its age counts as usual.
         self._renewed_s = min(self._pace.interval_s + look.each_s, INTERVAL_MAX_S)
+
+    def _list_replaced(self, present: Present) -> Set[str]:
+        """Returns the jobs of which another job's file claims a whole GPU: they may have ended, although a file or a
+        step of them remains.
+        """
+        jobs = self._look.jobs if self._look is not None else {}
+        claimed = {index for job, file in present.files.items() if job not in jobs for index in file.indexes}
+        return {job for job, known in jobs.items() if known.gpus is not None and claimed & {*known.gpus.indexes}}
 
     def _answer(self, look: SlurmSnapshot, present: Present) -> Answer:
         """Returns grants for the jobs that the node's record confirms, and for GPUs in use without a known job.
