@@ -42,9 +42,16 @@ time.sleep(600)
 
 @contextlib.contextmanager
 def quota_of(place: Path, cpus: float, pid: int) -> Iterator[None]:
-    """A CFS quota for the same place in the hierarchy of the cpu controller."""
+    """A CFS quota for the same place in the hierarchy of the cpu controller.
+
+    Its weight is the largest, so that the quota runs out on a busy machine too: otherwise others take the CPUs.
+    """
     folder = ROOT / "cpu" / place
     folder.mkdir(parents=True)
+    for each in (folder, *folder.parents):
+        if each == ROOT / "cpu":
+            break
+        (each / "cpu.shares").write_text("262144")
     (folder / "cpu.cfs_quota_us").write_text(str(int(cpus * 100_000)))
     (folder / "cgroup.procs").write_text(str(pid))
     try:

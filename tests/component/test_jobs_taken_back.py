@@ -153,10 +153,14 @@ def idle_job(cluster: Cluster, desk: Desk, *flags: str) -> str:  # noqa: F811
 
 def test_a_job_that_allows_a_requeue_is_requeued_only_once(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk, OK)
-    assert desk.act_until_known() == ([("requeue", "done")], set())
-    assert desk.commands == [f"scontrol requeue Incomplete {job}"]
-    wait_for(lambda: state(cluster, job) == "PENDING", "the requeued job")
-    assert desk.act()[0] == []
+    cluster.slurm.run("scontrol", "update", "PartitionName=gpu", "State=DOWN")  # starts no job, also not this one again
+    try:
+        assert desk.act_until_known() == ([("requeue", "done")], set())
+        assert desk.commands == [f"scontrol requeue Incomplete {job}"]
+        wait_for(lambda: state(cluster, job) == "PENDING", "the requeued job")
+        assert desk.act()[0] == []
+    finally:
+        cluster.slurm.run("scontrol", "update", "PartitionName=gpu", "State=UP")
     cluster.slurm.run_again(job)
     desk.runs[job] = (cluster.start_of(job), 0.0)
     assert desk.act()[0] == []

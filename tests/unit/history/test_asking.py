@@ -150,6 +150,11 @@ def test_one_window_that_is_too_large_is_a_clear_error(refusal: Exception | str)
     ):
         assert part in str(raised.value)
     assert len(server.asked) == 5  # 24, 12, 6, 3, 1
+    with pytest.raises(AnswerError) as raised:
+        History(ADDRESS, server).ask_now("prices", "last_over_time(x[1d])", DAY.end)
+    for part in ("The report cannot ask for less than one moment: raise the limits", "last_over_time(x[1d])"):
+        assert part in str(raised.value)
+    assert len(server.asked) == 6
 
 
 @pytest.mark.parametrize(

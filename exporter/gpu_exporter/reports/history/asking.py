@@ -176,10 +176,7 @@ class History:
                 answer = self._get(name, expression, asked)
             except TooLarge as exc:
                 if part.windows < 2:
-                    raise AnswerError(
-                        f"{exc}. The report cannot ask for less than {part.window:.0f} s at once: raise the limits of "
-                        f"the server, or report a part of the site with --source.matcher. The query was {expression}"
-                    ) from exc
+                    raise _advise(exc, f"for less than {part.window:.0f} s at once", expression) from exc
                 self.smallest[kind] = part.windows // 2
                 pending.append(part)
                 continue
@@ -231,7 +228,10 @@ class History:
 
     def ask_now(self, name: str, expression: str, at: float) -> list[tuple[Labels, float]]:
         """The value of each series at one time (Unix seconds)."""
-        rows = self._get(name, expression, WindowSpan(at - 1.0, at, 1.0))
+        try:
+            rows = self._get(name, expression, WindowSpan(at - 1.0, at, 1.0))
+        except TooLarge as exc:
+            raise _advise(exc, "for less than one moment", expression) from exc
         return [(row.labels, value) for row in rows for value in row.values.values()]
 
     def _get(self, name: str, expression: str, span: WindowSpan) -> list[WindowSeries]:
@@ -311,6 +311,14 @@ class Damaged(AnswerError):
 
 class TooLarge(AnswerError):
     """The server refuses this query, but may accept a smaller one."""
+
+
+def _advise(exc: TooLarge, least: str, expression: str) -> AnswerError:
+    """Returns the error for a query that cannot be smaller."""
+    return AnswerError(
+        f"{exc}. The report cannot ask {least}: raise the limits of the server, or report a part of the site with "
+        f"--source.matcher. The query was {expression}"
+    )
 
 
 def over(function: str, series: str, seconds: float) -> str:
