@@ -14,7 +14,7 @@ from gpu_exporter.common import commands
 from gpu_exporter.common.address import parse_address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.errors import AnswerError
-from gpu_exporter.reports.accounting import run as accounting
+from gpu_exporter.reports.accounting import compare as accounting
 from gpu_exporter.reports.accounting.reasons import EPILOG_S, AccountTime, SeenNodes
 from gpu_exporter.reports.history.asking import History
 from gpu_exporter.reports.jobs import sacct

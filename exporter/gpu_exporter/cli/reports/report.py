@@ -85,7 +85,8 @@ def run(given: list[str]) -> int:
 def _compare(parser: Parser, options: argparse.Namespace, given: list[str], client: Client, wish: Wish) -> int:
     """Delivers the comparison with Slurm's record. Returns the exit code."""
     from gpu_exporter.cli.environment import flags_of
-    from gpu_exporter.reports.accounting.run import FORMS, run_comparison
+    from gpu_exporter.reports.accounting.render import FORMS
+    from gpu_exporter.reports.accounting.run import run_comparison
 
     if wrong := [flag for flag in flags_of(given) if flag in OF_REPORTS or flag.startswith("--mail.")]:
         parser.error(f"--against cannot be combined with {', '.join(wrong)}: it compares the hours of accounts only")
