@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.attribution.filed_jobs import AWAY, REFUSED, START, asked, begin, end_and_say, fill, held, poll
 from tests.unit.attribution.slurm_cluster import fail
@@ -183,7 +183,8 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_no_run_ends_twice_and_none_that_runs_ends(
+@example([("begin", 2), ("fail", 2), ("begin", 0), ("late", 2)])
+def test_no_run_ends_twice_in_one_way_and_none_that_runs_ends(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     filing = Filing(tmp_path_factory.mktemp("node"))
@@ -191,7 +192,7 @@ def test_no_run_ends_twice_and_none_that_runs_ends(
     filing.restart()
     filing.settle()
     run = filing.run
-    runs, seen = dict[str, int](), list[str]()
+    runs, seen, late = dict[str, int](), list[tuple[str, bool]](), set[str]()
     for what, number in steps:
         job, alive = str(number + 1), filing.steps
         assert alive is not None
@@ -204,6 +205,7 @@ def test_no_run_ends_twice_and_none_that_runs_ends(
             del alive[job]
         elif what == "late" and job not in alive and (filing.files / job).exists():
             end_and_say(filing, job, is_now=False)
+            late.add(f"lab/{job}/{runs[job]}/")
         elif what in ("blind", "see"):
             filing.blind = REFUSED if what == "blind" else ""
         elif what == "away":
@@ -215,7 +217,8 @@ def test_no_run_ends_twice_and_none_that_runs_ends(
         except SourceError:
             continue
         for grant in answer.ended:
-            seen.append(grant.holder.key.incarnation)
+            run_id = grant.holder.key.incarnation
+            seen.append((run_id, run_id.rpartition("/")[0] + "/" in late))  # a late epilog dates the end again
             now = f"lab/{grant.holder.job_id}/{runs[grant.holder.job_id]}/"
-            assert grant.holder.job_id not in alive or not grant.holder.key.incarnation.startswith(now)
+            assert grant.holder.job_id not in alive or not run_id.startswith(now)
     assert len(seen) == len(set(seen))
