@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -464,3 +465,24 @@ def test_a_slurmctld_that_counts_too_few_gpus_leaves_none_free(filing: Filing) -
     for _ in range(9):  # asks again soon, as after each contradiction
         answer = poll(filing)
     assert (held(answer), answer.problem) == ({"7": ["0"], "8": ["1"]}, "")
+
+
+def test_a_job_that_ends_between_two_answers_is_no_contradiction(filing: Filing) -> None:
+    """The steps are read before slurmctld is asked; meanwhile the epilog runs, and slurmctld forgets the job."""
+    begin(filing, "7", "0")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    assert held(poll(filing)) == {"7": ["0"]}
+    filing.restart()
+    real = filing.run
+
+    def run(command: Sequence[str], timeout_s: float) -> str:
+        if "listpids" not in command and "7" in (filing.steps or {}):
+            filing.jobs, filing.used = {}, ""
+            end_and_say(filing, "7", is_now=False)
+        return real(command, timeout_s)
+
+    filing.source._controller._run_command = run  # type: ignore[union-attr]
+    answer = poll(filing)
+    assert "7" not in (filing.steps or {}), "the job ended during the poll"
+    assert (answer.problem, held(answer)) == ("", {})

@@ -135,6 +135,10 @@ class Presence:
             frozenset(stale),
         )
 
+    def has_file(self, job: str) -> bool:
+        """Returns whether the prolog's file of a job is there now: false after its epilog, also right after a read."""
+        return ((self._directory or DEFAULT_PLACE) / job).exists()
+
     def _follow(self, files: Mapping[str, JobFile], steps: Steps, asked: float) -> dict[str, _StepLife]:
         """Returns the present lives after a complete list of steps at `asked`."""
         lives: dict[str, _StepLife] = {}

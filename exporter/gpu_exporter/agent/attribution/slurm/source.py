@@ -334,11 +334,13 @@ class SlurmSource:
 
     def _list_denied(self, look: SlurmSnapshot, present: Present) -> Set[str]:
         """Returns jobs with steps and GPUs here that slurmctld does not list, and of which it reports a GPU as free. A
-        slurmctld 22.05.8 that has just started reports too few GPUs in use until the node has registered.
+        slurmctld 22.05.8 that has just started reports too few GPUs in use until the node has registered. Jobs whose
+        epilog has run since the steps were read have ended.
         """
         proven, in_use = self._filed.find(look, present), look.in_use()
         unlisted = {job: file for job, file in present.files.items() if job not in look.jobs and job not in proven}
-        return {job for job, file in unlisted.items() if job in present.steps.pids and not in_use >= {*file.indexes}}
+        denied = {job for job, file in unlisted.items() if job in present.steps.pids and not in_use >= {*file.indexes}}
+        return {job for job in denied if self._presence.has_file(job)}
 
     def _list_notices(self, look: SlurmSnapshot, present: Present) -> list[str]:
         """Returns messages for people that affect no grant."""
