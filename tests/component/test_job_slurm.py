@@ -6,19 +6,22 @@ import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.common.exits import Exit
 from tests.component.slurm_host import CONTRIB, FLAGS, PROLOG, plug, requests
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
-from tests.testbed.processes import Processes, fetch, run_exporter, wait_for
+from tests.testbed.processes import Processes, Running, fetch, run_exporter, wait_for
 from tests.testbed.servers import Prometheus
 from tests.testbed.slurm import GPUS, Layout, Slurm, chroot_of, start_slurm
 
@@ -60,6 +63,7 @@ class Site(NamedTuple):
     prometheus: Prometheus
     url: str
     state: Path
+    exporter: Running
 
     def job(self, name: str, *flags: str, form: str = "json") -> tuple[int, str]:
         """The exit code and the output of `gpu-exporter job`."""
@@ -72,6 +76,17 @@ class Site(NamedTuple):
         code, out = self.job(name, f"--source.prometheus={self.prometheus.url}", *flags)
         assert code in (Exit.DONE, Exit.PARTIAL), out
         return dict(json.loads(out), code=code)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Stop the exporter for some time, which otherwise asks Slurm at any moment."""
+        self.exporter.process.send_signal(signal.SIGSTOP)
+        children = psutil.Process(self.exporter.process.pid).children
+        wait_for(lambda: all(each.status() == psutil.STATUS_ZOMBIE for each in children()), "its commands to end")
+        try:
+            yield
+        finally:
+            self.exporter.process.send_signal(signal.SIGCONT)
 
     def submit(self, seconds: int, *flags: str) -> str:
         script = self.slurm.root / f"sleep-{seconds}.sh"
@@ -99,12 +114,12 @@ def site(
         feeder = ScenarioFeeder(SCENARIO, nvml_table)
         feeder.start()
         flags = (*FLAGS, f"--attribution.slurm.job-files={slurm.root / 'jobs'}", f"--state.directory={state}")
-        _, url = processes.start_exporter(*flags, environment={**nvml_environment, **own})
+        exporter, url = processes.start_exporter(*flags, environment={**nvml_environment, **own})
         prometheus = Prometheus(processes, tmp_path / "prometheus", {"n0": url.removeprefix("http://")})
         complete = 'gpu_exporter_attribution_complete{source="slurm"} 1'
         wait_for(lambda: complete in (fetch(f"{url}/metrics") or ""), "Slurm")
         try:
-            yield Site(slurm, prometheus, url, state)
+            yield Site(slurm, prometheus, url, state, exporter)
         finally:
             feeder.stop()
 
@@ -252,9 +267,10 @@ def check_comments(site: Site, marked: str, array: str, again: str) -> None:
     lengths = read("ElapsedRaw")
     assert (each := [int(lengths[name]) for name in names]) == sorted(each, reverse=True)
     assert read("AdminComment") == texts
-    before = requests(site.slurm)
-    code, names = write()
-    more = {name: count for name, count in (requests(site.slurm) - before).items() if "NODE_REG" not in name}
+    with site.quiet():
+        before = requests(site.slurm)
+        code, names = write()
+        more = {name: count for name, count in (requests(site.slurm) - before).items() if "NODE_REG" not in name}
     assert (code, sorted(names), more) == (0, asked_for, {"REQUEST_JOB_REQUEUE": 1})
     answers = dict(zip(names, lines.read_text("utf-8").splitlines(), strict=True))
     texts |= {late: "JS1:late", **{job: answers[job] for job in (again, last)}}
