@@ -8,7 +8,7 @@ A site loads either these alerts or those of alerts/rules, never both: each inci
 recordings always remain in Prometheus; the chart then omits the alerts there (prometheusRule.alertsIn: grafana).
 
 Grafana's templates cannot query. An annotation that queries in Prometheus reads further queries of the rule here
-(alerts.parameters.SECOND). docs/other-exporters.md says how Grafana treats them, and where its source does so. Hence:
+(alerts.parameters.SECOND). docs/other-exporters.md links the places of Grafana that show how it treats them. Hence:
 
 - A row has all labels of its alert, and those that the text reads; each alert has at most one row. $values has the row
   with the alert's labels, or any row that has more or fewer.

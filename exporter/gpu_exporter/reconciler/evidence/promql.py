@@ -60,7 +60,7 @@ from gpu_exporter.reconciler.evidence.usual import Usual, read_days
 
 PEAKS_S = 10.0  # time limit for Peaks once an hour, in addition to the time of a cycle
 UNSEEN_S = 10.0  # time limit for the holders of silent exporters, in addition to the time of a cycle
-WORKERS = 3  # parallel queries: the server works on some while another answer is parsed (docs/benchmarks.md)
+WORKERS = 3  # parallel queries: the server works on some while another answer is parsed
 EXPLAINED_MAX = 200  # GPUs of one holder whose witnesses are asked for, so that the query stays short
 MODELS_BATCH = 250  # GPUs whose model is asked for in one query: at 40 characters each, below MATCHER_MAX
 MODELS_MAX = 200_000  # GPUs whose model is remembered
