@@ -133,8 +133,8 @@ class Rig:
 
 HEADER = """# What happens when something breaks
 
-`tests/component/faults` writes this table. Each test causes one fault in a running exporter with {count} simulated GPUs, and
-observes the exporter from outside. A fault of one GPU affects GPU 3. In rows with "8 fresh", the fault affects a ninth GPU.
+Each row is a test (`tests/component/faults`), which causes one fault in a running exporter with {count} simulated GPUs. A
+fault of one GPU affects GPU 3. In rows with "8 fresh", the fault affects a ninth GPU.
 
 - *fresh*: current values of the GPU.
 - *lost*: `gpu_up` is 0, the counters of the GPU stop, and its gauges are absent.
@@ -142,11 +142,12 @@ observes the exporter from outside. A fault of one GPU affects GPU 3. In rows wi
 - *the same*: the same as in the column before.
 - *visible 7 of 8*: `gpu_devices_visible` is 7, and `gpu_devices_expected` is 8.
 - *next cycle*: in the first cycle after the end of the fault.
-- *page*: the status page. *JSON*: `/api/v1/status`.
+- *page*: the status page. *row*: the row of the GPU on this page. *JSON*: `/api/v1/status`.
+- *GpuUnusable*, *GpuLost*, *GpuMissing*: [alerts](../alerts/runbook.md).
 
-If a row names no other step, the process continues, and recovers by itself. The exporter answers every scrape. If no other
-program uses the machine, an answer takes at most 10 ms. The exporter never publishes an old value as a present value, and
-counts no time of the fault as idle.
+If a row names no other step, the process continues, and recovers by itself. The exporter answers every scrape. If no
+other program uses the machine, an answer takes at most 10 ms. The exporter never publishes an old value as a present
+value, and counts no time of the fault as idle.
 
 | fault | the GPU shows | the other GPUs | signs | recovery |
 | --- | --- | --- | --- | --- |

@@ -17,7 +17,7 @@ ORDER = [
     "with TLS: 8 clients on one address and 8 on 8 addresses guess passwords",
     "8 connections of one address request `/metrics?name[]=gpu_up` without a pause",
     "an endless request head, a request with a body, a line feed in a header, an unsupported method, random bytes",
-    "a source that sends single bytes",
+    "a source that sends one byte at a time",
     "a source with an endless answer",
     "a source with an endlessly nested answer",
     "a source that answers each query of `digest` with 200,000 rows",

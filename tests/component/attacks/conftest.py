@@ -18,9 +18,9 @@ from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, fre
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "faults.md"
 MARK = "\n## Attacks\n"
 HEADER = """
-`tests/component/attacks` writes this table from its measurements, on two cores that also run other tests. Test runs compare
-the text, but not the numbers. GPUs are simulated; clients and peers use loopback. *Peak 67 of 128 MiB* is the peak memory
-and the chart's limit. [security.md](security.md) explains the defences.
+Each row is a test (`tests/component/attacks`) on two cores that also run other tests. GPUs are simulated; clients and
+peers use loopback. A *source* is a server that the reconciler or a report asks for data. *Peak 67 of 128 MiB* is the
+peak memory and the chart's limit. [security.md](security.md) explains the defences.
 
 | attack | result |
 | --- | --- |

@@ -120,8 +120,8 @@ def test_valid_requests_of_one_address_do_not_hold_a_core(
     assert share < 0.5, "a tenth of a core for the attacker, and the exporter's own work and honest scrapes"
     assert max(took) < 1e3 * PROMPT_S
     seen[ORDER[4]] = (
-        f"{100 * share:.0f} % of a core for {rate:.0f} requests per second; all other requests get 429; {len(took)} honest scrapes from "
-        f"another address took at most {max(took):.0f} ms"
+        f"{100 * share:.0f} % of a core for {rate:.0f} requests per second; all other requests of this "
+        f"address get 429; {len(took)} honest scrapes from another address took at most {max(took):.0f} ms"
     )
 
 

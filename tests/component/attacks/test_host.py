@@ -80,8 +80,8 @@ def test_a_textfile_is_not_written_to_a_world_writable_directory(
     directory.chmod(0o755)
     wait_for(lambda: file.stat().st_mtime_ns > written or None, "a newer file")
     seen[ORDER[15]] = (
-        "nothing is written, and the log names the reason: at its start the exporter ends with status 2, later it runs on, "
-        "and writes again after `chmod o-w`"
+        "the exporter does not write the file, and the log names the reason; at its start, the exporter ends with status 2; "
+        "a running exporter continues, and writes again after `chmod o-w`"
     )
 
 

@@ -82,7 +82,7 @@ OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 
 
 @pytest.mark.slow
-def test_the_reconciler_gives_up_on_a_source_that_sends_single_bytes(
+def test_the_reconciler_gives_up_on_a_source_that_sends_one_byte_at_a_time(
     processes: Processes, seen: dict[str, str]
 ) -> None:
     peer, port = Peer(OK, forever(b" ", 0.2)), free_port()
@@ -121,7 +121,7 @@ def test_the_reconciler_refuses_an_endlessly_nested_answer(seen: dict[str, str])
     code, text, _, most = run_dry(Peer(OK, iter([b"[" * 10_000_000])))
     assert code == 3
     assert "not an answer of a PromQL API (RecursionError)" in text
-    seen[ORDER[8]] = f"status 3: no answer of a PromQL API; peak {most:.0f} MiB"
+    seen[ORDER[8]] = f"status 3: the answer is not in the format of a PromQL API; peak {most:.0f} MiB"
 
 
 @contextlib.contextmanager

@@ -81,8 +81,8 @@ def test_the_reconciler_survives_hundreds_of_forged_labels(
         foreign = wait_for(lambda: besieged.value("gpu_reconciler_foreign_marks") == count and count, "all marks")
     assert bench.labels("p7").get(LABEL) == "underused", "left alone"
     seen[ORDER[19]] = (
-        f"peak {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; {foreign} foreign marks are counted and remain; another pod "
-        "is marked; every cycle succeeds"
+        f"peak {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB; {foreign} labels that the reconciler did not set "
+        "are counted and remain; another pod is marked; every cycle succeeds"
     )
     plane.core.delete_collection_namespaced_pod("labels", grace_period_seconds=0)
 

@@ -141,7 +141,7 @@ def test_a_failed_identity_call_leaves_only_its_label_empty(rig: Rig, matrix: Fa
     rig.wait_until(url, "the name", lambda seen: named in seen.text)
     matrix.add(
         "a call about a GPU's identity fails",
-        "fresh; the label of `gpu_info` is empty",
+        "fresh; the label of `gpu_info` that needs this call is empty",
         OTHERS,
         "`gpu_exporter_driver_errors_total{call,error}`",
         "when the driver answers the call",

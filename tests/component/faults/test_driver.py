@@ -31,7 +31,7 @@ def test_without_the_library_the_driver_is_down(rig: Rig, matrix: FaultTable) ->
     assert json.loads(fetch(f"{url}/api/v1/status") or "")["health"] == "no_data"
     assert running.log().count('level=warning logger=agent.sampling.driver msg="no GPU data: libnvidia-ml.so.1') == 1
     assert running.stop() == 0
-    signs = "`gpu_driver_up` 0; log and page name the reason; no fault if no GPU is expected"
+    signs = "`gpu_driver_up` 0; log and page name the reason; if no GPU is expected, the exporter reports no fault"
     matrix.add("no libnvidia-ml", "nothing", "nothing", signs, "when the library is installed")
 
 

@@ -98,7 +98,7 @@ def test_a_gpu_that_answers_no_call_is_down(rig: Rig, matrix: FaultTable) -> Non
         "one GPU answers no call (access to its device revoked)",
         LOST,
         OTHERS,
-        "errors by call; log and page name the GPU",
+        "`gpu_exporter_driver_errors_total{call,error}`; log and page name the GPU",
         "when the driver answers calls again; if a container lost its devices, recreate the container",
     )
 
