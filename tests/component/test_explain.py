@@ -17,7 +17,7 @@ PAGE = Path(__file__).resolve().parents[1] / "golden" / "demo.prom"
 FIRST_LINES = {
     "job/48121": "96 threads are runnable on 4 CPUs; to change: set OMP_NUM_THREADS=4",
     "vision/augment-2": "few processes load its data, and 6.6 CPUs are free; to change: set num_workers of the DataLoader to 5",
-    "job 48077": "no progress for 25m on 1 of its 2 GPUs on the node; to change: look at the rank at 0 % first: its last log line",
+    "job 48077": "no progress for 25m on 1 of its 2 GPUs on the node; to change: look at the rank whose GPU is at 0 % first: its last log line",
     "48113": "the holder has no process on the GPU, and uses 0 CPUs; to change: end the job if its work is done",
 }
 

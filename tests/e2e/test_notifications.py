@@ -150,7 +150,7 @@ CAUSES = {  # the annotation of the alert, the sentence, and what to change
     "104": (
         "lost_rank (high confidence) gpus=4 run_seconds=25m0s waiting_gpus=3",
         "A rank cannot continue; 3 of the job's 4 GPUs on the node have waited for 25m0s. (lost_rank, high confidence)",
-        "Continue stopped processes (kill -CONT), or keep log and stacks, and restart the job.",
+        "Continue stopped processes (kill -CONT); if none is stopped, save log and stacks, and restart.",
     ),
     "105": (
         "far_numa (medium confidence)",

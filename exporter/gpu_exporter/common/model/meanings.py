@@ -101,7 +101,7 @@ CAUSES: Mapping[str, Meaning] = {
     "lost_rank": Meaning(
         "a member of the job cannot continue, and the others wait for it",
         "a rank cannot continue; {waiting_gpus} of the job's {gpus} GPUs on the node have waited for {run_seconds}",
-        "continue stopped processes (kill -CONT), or keep log and stacks, and restart the job",
+        "continue stopped processes (kill -CONT); if none is stopped, save log and stacks, and restart",
         site="check the XIDs and the kernel log of the node",
     ),
     "unused_gpu": Meaning(
@@ -132,7 +132,7 @@ CAUSES: Mapping[str, Meaning] = {
     "late_rank": Meaning(
         "the other ranks perhaps wait for this one",
         "no progress for {run_seconds} on {waiting_gpus} of its {gpus} GPUs on the node",
-        "look at the rank at 0 % first: its last log line, its stack (py-spy dump), its XIDs",
+        "look at the rank whose GPU is at 0 % first: its last log line, its stack (py-spy dump), its XIDs",
     ),
     "checkpointing": Meaning(
         "waits for its checkpoints",
@@ -193,7 +193,7 @@ CAUSES: Mapping[str, Meaning] = {
     "pinned_loaders": Meaning(
         "loaders bound to few CPUs",
         "processes other than those on the GPU may run only on {bound_cpus} of {cpus} CPUs",
-        "remove the binding (taskset, numactl, GOMP_CPU_AFFINITY, a library), or ask Slurm for more CPUs",
+        "remove the binding (by taskset, numactl, GOMP_CPU_AFFINITY or a library), or ask Slurm for more CPUs",
         is_training=True,
     ),
     "too_few_workers": Meaning(
@@ -217,7 +217,7 @@ CAUSES: Mapping[str, Meaning] = {
         "use DistributedDataParallel: torchrun --nproc_per_node={gpus}",
     ),
     "checkpoint_share": Meaning(
-        "the loop waits for its checkpoints",
+        "the loop reports waits for its checkpoints",
         "its loop spends {phase_ratio} of its steps on checkpoints",
         "write checkpoints asynchronously or less often",
     ),
