@@ -73,12 +73,14 @@ class Cluster:
             ]
             return json.dumps({"jobs": rows})
         if command[0] == "squeue":
-            shown = [self._row(job) for job in self.jobs if job not in self.hidden]
+            is_ending = "COMPLETING" in command[command.index("-t") + 1]
+            listed = [job for job in self.jobs if (self.states.get(job) == "COMPLETING") == is_ending]
+            shown = [self._row(job) for job in listed if job not in self.hidden]
             if "-j" in command:
                 asked = command[command.index("-j") + 1]
                 if asked not in self.jobs or asked in self.hidden:
                     raise SourceError("squeue ended with status 1: slurm_load_jobs error: Invalid job id specified")
-                shown = [self._row(asked)]
+                shown = [self._row(asked)] if asked in listed else []
             return "".join(shown)
         if command[0] == "sinfo":
             used = "" if self.used is None else self.used or "(null)"

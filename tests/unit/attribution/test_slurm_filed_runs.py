@@ -456,7 +456,7 @@ def test_a_slurmctld_that_counts_too_few_gpus_leaves_none_free(filing: Filing) -
     filing.steps = {"7": {1007}, "8": {1008}}
     for _ in range(30):
         assert (
-            "job 8 has steps and GPUs here, but slurmctld does not list it, so no GPU is reported as free"
+            "job 8 has steps and GPUs here, but slurmctld reports a GPU of it as free, so the exporter reports no GPU as free"
             in poll(filing).problem
         )
     filing.begin(j7="gpu:h100:1(IDX:0)", j8="gpu:h100:1(IDX:1)")
@@ -486,3 +486,17 @@ def test_a_job_that_ends_between_two_answers_is_no_contradiction(filing: Filing)
     answer = poll(filing)
     assert "7" not in (filing.steps or {}), "the job ended during the poll"
     assert (answer.problem, held(answer)) == ("", {})
+
+
+def test_a_job_that_slurmctld_is_ending_is_no_contradiction(filing: Filing) -> None:
+    """slurmctld frees its GPU at once; its processes have some time to end, and then the epilog runs."""
+    begin(filing, "7", "0", nodes="2")
+    filing.steps = {"7": {1007}}
+    filing.jobs, filing.states, filing.used = {"7": ["gpu:h100:1(IDX:0)"]}, {"7": "COMPLETING"}, ""
+    for _ in range(30):
+        answer = poll(filing)
+        assert (answer.problem, held(answer)) == ("", {})
+    filing.states = {}
+    begin(filing, "7", "0", nodes="2", restarts="1")
+    filing.jobs, filing.steps = {}, {"7": {1007}}
+    assert "slurmctld reports a GPU of it as free" in poll(filing).problem, "it runs again"

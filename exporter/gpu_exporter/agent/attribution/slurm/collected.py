@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from pathlib import Path
 
 from gpu_exporter.agent.attribution.slurm.controller import KnownJob, SlurmSnapshot
@@ -63,6 +63,10 @@ class Collected:
             {job.job_id: KnownJob(job, asked, gpus, asked) for job, gpus in picture.jobs.values()},
             each_s=picture.each_s,
         )
+
+    def list_ending(self, jobs: Set[str]) -> Set[str]:
+        """Returns the jobs: a round lists every job that runs, so a job that began before the round is ending."""
+        return jobs
 
     def _read(self) -> str:
         if isinstance(self._place, Address):

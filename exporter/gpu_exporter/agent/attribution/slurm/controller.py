@@ -20,6 +20,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from typing import NamedTuple
 
 from gpu_exporter.agent.attribution.slurm.parse import (
@@ -179,6 +180,17 @@ class Controller:
         self._doubt_before = look.doubt()
         return look
 
+    def list_ending(self, jobs: Set[str]) -> Set[str]:
+        """Returns those of the jobs that slurmctld is ending. It may report their GPUs as free before their last
+        processes and the epilog have ended. Asks about at most SINGLES_MAX jobs.
+        """
+        ending = set()
+        for job in sorted(jobs)[:SINGLES_MAX]:
+            with suppress(SourceError):  # also if Slurm has forgotten the job
+                rows = parse_squeue(self._squeue("-j", job, states=("COMPLETING",)))
+                ending |= {row.job_id for row in rows if row.job_id == job}
+        return ending
+
     def _look(self, here: Collection[str]) -> SlurmSnapshot:
         now = self._clock.monotonic()
         if self._record is None:
@@ -267,8 +279,8 @@ class Controller:
         self._known = {job: known for job, known in self._known.items() if job in listed}
         self._ask_gpus(listed, now, again)
 
-    def _squeue(self, *which: str) -> str:
-        return self._run("squeue", "-h", "-a", "--local", *which, "-t", ",".join(HOLDING), "-O", SQUEUE_FORMAT)
+    def _squeue(self, *which: str, states: Sequence[str] = HOLDING) -> str:
+        return self._run("squeue", "-h", "-a", "--local", *which, "-t", ",".join(states), "-O", SQUEUE_FORMAT)
 
     def _take(self, rows: Iterable[Job], now: float) -> None:
         for job in rows:

@@ -131,6 +131,9 @@ class SlurmSource:
         self._reconfigured: float | None = None  # when slurmd had restarted, until a later answer of Slurm
         self._renewal = Retry(RENEW_FIRST_S, RENEW_MOST_S)
         self._again: dict[str, float] = {}  # jobs that may have been requeued, and when their processes were new
+        self._ending: dict[
+            str, float
+        ] = {}  # jobs that slurmctld was ending at the last request, and their files' dates
         self._settled: set[str] = set()  # jobs that had a step here at an earlier request
 
     def poll(self) -> Answer:
@@ -209,7 +212,9 @@ class SlurmSource:
             self._failed = str(exc)
             self._pace.failed(now)
             return
-        self._look, self._failed = look, ""
+        self._look, self._failed, self._ending = look, "", {}
+        ending = self._controller.list_ending(self._list_denied(look, present))
+        self._ending = {job: present.files[job].written_wall for job in ending}
         if self._reconfigured is not None and look.asked >= self._reconfigured:
             self._reconfigured = None  # an older answer of the collector may have the old configuration
         self._again = {job: since for job, since in self._again.items() if since > look.asked}
@@ -283,8 +288,8 @@ class SlurmSource:
         unasked = self._list_unasked(look, present)
         notices, late = self._list_notices(look, present), _list_late(look, present) | unasked
         if denied := _name(self._list_denied(look, present) - unasked):
-            text = f"job {denied} has steps and GPUs here, but slurmctld does not list it"
-            problems.append(f"{text}, so no GPU is reported as free")
+            text = f"job {denied} has steps and GPUs here, but slurmctld reports a GPU of it as free"
+            problems.append(f"{text}, so the exporter reports no GPU as free")
         if unasked:
             notices.append(f"slurmctld is not asked yet about job {_name(unasked)}, so no GPU is reported as free")
         return Answer(
@@ -333,14 +338,18 @@ class SlurmSource:
         return filed - look.jobs.keys() - asked
 
     def _list_denied(self, look: SlurmSnapshot, present: Present) -> Set[str]:
-        """Returns jobs with steps and GPUs here that slurmctld does not list, and of which it reports a GPU as free. A
-        slurmctld 22.05.8 that has just started reports too few GPUs in use until the node has registered. Jobs whose
-        epilog has run since the steps were read have ended.
+        """Returns unknown jobs with steps and GPUs here of which slurmctld reports a GPU as free. A slurmctld 22.05.8
+        that has just started reports too few GPUs in use until the node has registered. Leaves out jobs that are
+        ending, and jobs whose epilog has run since the steps were read.
         """
         proven, in_use = self._filed.find(look, present), look.in_use()
         unlisted = {job: file for job, file in present.files.items() if job not in look.jobs and job not in proven}
         denied = {job for job, file in unlisted.items() if job in present.steps.pids and not in_use >= {*file.indexes}}
-        return {job for job in denied if self._presence.has_file(job)}
+        return {
+            job
+            for job in denied
+            if self._ending.get(job) != present.files[job].written_wall and self._presence.has_file(job)
+        }
 
     def _list_notices(self, look: SlurmSnapshot, present: Present) -> list[str]:
         """Returns messages for people that affect no grant."""
