@@ -188,7 +188,7 @@ class KubeReader:
         return facts
 
     def read_above(self, span: WindowSpan) -> dict[KubeOwner, KubeOwner]:
-        """Returns the owners of controllers that have pods with GPUs, e.g. the Deployment of a ReplicaSet. See ABOVE."""
+        """Returns the owners of controllers that have pods with GPUs, e.g. a Deployment of a ReplicaSet. See ABOVE."""
         found = {}
         for kind, (metric, label) in ABOVE.items():
             series = self._select(metric, f'owner_name!="{NO_OWNER}"')
