@@ -93,14 +93,14 @@ def _hook() -> str:
         "",
         "The jobs for which the hook changes the causes:",
         "",
-        "| job | its faults | wait by the hook | without the hook | with the hook |",
+        "| job | its faults | wait measured by the hook | without the hook | with the hook |",
         "| --- | --- | --- | --- | --- |",
     ]
     for record, (before, after) in zip(records, pairs, strict=True):
         if _list_found(before) == _list_found(after):
             continue
         pace = score.read_pace(record)
-        wait = "-" if pace is None or pace.wait is None else f"{pace.wait:.0%}"
+        wait = "unknown" if pace is None or pace.wait is None else f"{pace.wait:.0%}"
         cells = (_name(before), _kind(before), wait, _list_found(before), _list_found(after))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -124,7 +124,7 @@ def _kind(each: score.Scored) -> str:
 
 def _list_found(each: score.Scored) -> str:
     found = [cause.name if cause.name in each.found else f"({cause.name})" for cause in each.causes.ranked]
-    return ", ".join(found) or "-"
+    return ", ".join(found) or "none"
 
 
 def _precision(scored: list[score.Scored]) -> str:

@@ -39,9 +39,9 @@ def test_the_command_writes_only_with_apply_audits_and_removes_all_marks(bench: 
     with serve_page(lambda: metrics_of_an_idle_pod(bench.namespace, "another", uid)) as address:
         command = ("explain", f"--source.exporter={address}", *access, audit)
         done = run_exporter(*command, f"{bench.namespace}/train")
-        assert done.stdout.startswith(f"{bench.namespace}/train: not in the evidence; its earlier marks:\n  20"), (
-            done.stderr
-        )
+        assert done.stdout.startswith(
+            f"{bench.namespace}/train: not in the evidence. Earlier marks of this holder:\n  20"
+        ), done.stderr
         assert past in done.stdout
         assert run_exporter(*command, f"{bench.namespace}/absent").returncode == 2
         done = run_exporter(*command)
@@ -128,7 +128,7 @@ def test_gpus_of_a_sites_own_resource_are_counted_if_the_resource_is_named(bench
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--apply", "--no-kubernetes", "--no-slurm"), "--apply finds nothing to mark"),
+        (("--apply", "--no-kubernetes", "--no-slurm"), "--apply needs access to Kubernetes or Slurm"),
         (("--apply", "--kubernetes", "--no-slurm"), "cannot connect to the API server: "),
         (("--apply", "--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "cannot connect to the API server: "),
         (("--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "cannot connect to the API server: "),

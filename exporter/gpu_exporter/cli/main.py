@@ -67,7 +67,7 @@ def _run(command: Command, given: list[str]) -> int:
 
 
 def _refuse(name: str) -> Command:
-    """Ends the process with an error, because the command does not exist."""
+    """Ends the process with an error: the command does not exist. Never returns."""
     from gpu_exporter.common.plain import nearest
 
     near = nearest(name, COMMANDS)

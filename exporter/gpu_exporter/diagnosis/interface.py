@@ -92,7 +92,7 @@ class JudgedNode(Protocol):
         """Takes a holder's activity on its host, such as disk traffic or steps of its training loop."""
 
     def mean_of(self, units: Sequence[UnitId], start: float, end: float) -> float | None:
-        """Mean utilization of these units between two times (monotonic seconds), None if it is unknown."""
+        """Returns the mean utilization of these units between two times (monotonic seconds), None if it is unknown."""
 
     def touch(self) -> None:
         """Notes that published data have changed."""

@@ -1,7 +1,7 @@
 """The audit log: one JSON line for each set or withdrawn mark, and for each action, with its evidence.
 
-The file is opened for each line, so that logrotate may move it. Decisions never use it. A line that cannot be written
-is counted. It prevents an action, but no mark.
+The file is opened for each line, so that logrotate may move it. No decision reads it. If a line cannot be written, the
+reconciler counts the failure. It then still sets or withdraws the mark, but does not take the action.
 """
 
 from __future__ import annotations

@@ -129,9 +129,9 @@ class ReconcileCycle:
         return sum_odd(self._markers.values())
 
     def run(self) -> str:
-        """Runs one cycle. Returns its problems, "" for none. Raises nothing.
+        """Runs one cycle. Returns its problems, "" for none.
 
-        After an unexpected error, the next cycle continues, because a process that has ended could not withdraw marks.
+        Returns an unexpected error as a problem, so that the process continues: later cycles have to withdraw marks.
         """
         try:
             return "; ".join(self._run())

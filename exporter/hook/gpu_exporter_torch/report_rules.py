@@ -53,8 +53,8 @@ LATE_MIN = 0.1  # share of a step; gpuprof and TraceML name a late rank from 10 
 
 STEP_METRIC = "gpu_training_step_seconds"
 STEP_HELP = (
-    "Mean duration of a measured step in ten minutes, by the training loop. Absent before 20 measured steps, or 3 that "
-    "together last 400 s"
+    "Mean duration of a measured step in ten minutes, as the training loop reports it. Absent before 20 measured "
+    "steps, or 3 that together last 400 s"
 )
 ADVICE: Mapping[str, str] = {
     "checkpoint": (

@@ -19,8 +19,8 @@ STEPS = Family(
 STEP = Family(STEP_METRIC, STEP_HELP)
 PHASES = Family(
     "gpu_training_phase_seconds_total",
-    "Seconds of the measured steps by phase, by the training loop. step contains all phases; wait is waiting for "
-    "data. Do not add them up",
+    "Seconds of the measured steps by phase, as the training loop reports them. step contains all phases; wait is "
+    "waiting for data. Do not add them up",
     ("phase",),
 )
 LATE = Family(

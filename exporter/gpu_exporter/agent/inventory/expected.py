@@ -157,10 +157,11 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], s
         known = ({key: entry[key] for key in ExpectedDevice._fields if key in entry} for entry in data["devices"])
         devices = {entry["uuid"]: ExpectedDevice(**entry) for entry in known}
         for device in devices.values():
-            if [type(value) for value in device] != [str, str, int, str, int]:
-                raise ValueError("a field of a GPU has the wrong type")
+            for field, value, kind in zip(device._fields, device, (str, str, int, str, int), strict=True):
+                if type(value) is not kind:
+                    raise ValueError(f"{field} of a GPU has the wrong type {type(value).__name__}")
             if not 0 <= device.links <= LINKS_MAX:
-                raise ValueError(f"a GPU has {device.links} NVLinks")
+                raise ValueError(f"links of a GPU is {device.links}, but must be 0 to {LINKS_MAX}")
         text = json.dumps(data, ensure_ascii=False)
         text.encode()  # raises ValueError for a lone surrogate, which no answer could contain
         boot_id, told, forgotten = str(data["boot_id"]), data.get("seen"), data.get("left_out")

@@ -1,4 +1,4 @@
-"""Reads the last window of each allocation for diagnosis: its utilization in buckets, and the reasons for gaps."""
+"""Reads the newest data of each allocation for diagnosis: its utilization in buckets, and the reasons for gaps."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpu_exporter.diagnosis.interface import Window
 
 
 class WindowReader:
-    """Reads the last window of each allocation. Not thread-safe: the node's lock protects it."""
+    """Reads the newest data of each allocation. Not thread-safe: the node's lock protects it."""
 
     def __init__(self, ledger: Ledger, sharing: Sharing, clock: Clock, window_s: float) -> None:
-        """`window_s`: the longest window, in seconds."""
+        """`window_s`: how far back the data reaches at most, in seconds."""
         self._ledger, self._sharing, self._clock, self._window_s = ledger, sharing, clock, window_s
 
     def read(self, record: HolderRecord, gpu: GpuRecord) -> Window:

@@ -1,4 +1,4 @@
-"""The training loop reports that it waits for its checkpoints. Unlike `checkpointing`, this cause delays no mark."""
+"""The training loop reports that it waits for its checkpoints."""
 
 from __future__ import annotations
 

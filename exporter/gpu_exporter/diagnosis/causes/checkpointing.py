@@ -18,7 +18,8 @@ OTHERS = 0.5  # pauses without a burst, as a share of the bursts: from here on, 
     states=frozenset(("low", "bursty")),
     needs=(
         "in ten minutes, three bursts of writes to block devices or over the holder's own network, and a lower"
-        " utilization during these bursts. Pauses without a burst must be fewer than half of the bursts"
+        " utilization during these bursts. The GPU must pause only rarely without a burst: less than once for every two"
+        " bursts"
     ),
     against="bursts during which the GPUs worked. Checkpoints on NFS, Lustre and similar file systems are not visible",
 )
@@ -58,7 +59,7 @@ def _written(look: HostLook) -> float:
 
 
 def _is_copy(look: HostLook) -> bool:
-    """Whether the holder also received or read much data. If so, it copies data or exchanges gradients."""
+    """Returns whether the holder also received or read much data. If so, it copies data or exchanges gradients."""
     taken = (look.evidence.received or 0.0) + (look.evidence.read or 0.0)
     return taken >= COPY * _written(look) > 0.0
 

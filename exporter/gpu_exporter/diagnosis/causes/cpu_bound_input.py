@@ -29,7 +29,10 @@ def is_input_bound(case: CauseCase) -> bool:
 @rule(
     states=frozenset(("low", "bursty", "held_idle")),
     needs="the CPU time of the processes that do not use the GPU, and the CPUs of the holder",
-    against="the process on the GPU itself computes much; loaders have no name",
+    against=(
+        "the process on the GPU itself uses 0.6 CPUs or more; no process has the name that torch 2.5 and newer give"
+        " loaders, so these may be other processes"
+    ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     rank, cpus = case.average_processes(lambda each: each.rank_cores), find_cpus(case)

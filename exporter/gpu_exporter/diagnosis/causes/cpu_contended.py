@@ -12,10 +12,11 @@ HALF = 0.5  # of its CPUs: a holder that gets less is slowed for certain
 @rule(
     states=WITH_PROCESS,
     needs=(
-        "the CPUs that the holder uses, its limit or its share of the host by GPUs, a host without free CPUs, and"
-        " threads that wait for a CPU (PSI, or the number of runnable threads)"
+        "the CPUs that the holder uses, compared with its limit. Without a limit, they are compared with its share of"
+        " the host, in proportion to its GPUs. Also, a host without free CPUs, and threads that wait for a CPU (PSI, or"
+        " the number of runnable threads)"
     ),
-    against="the kernel has no PSI; the holder gets more than half of its CPUs",
+    against="the kernel has no PSI; the holder gets more than half of its limit or share",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     cpus = find_cpus(case)
@@ -24,7 +25,7 @@ def judge(case: CauseCase) -> Cause | Needs | None:
     pressure = case.average(lambda each: each.pressure_cpu)
     waits = f"its tasks waited for a CPU {pressure:.0%} of the time" if pressure is not None else ""
     waits = waits or f"{case.runnable or 0.0:.0f} of its threads are runnable"
-    of = "" if cpus.limit is not None else " (its share by GPUs)"
+    of = "" if cpus.limit is not None else " (its share of the host, in proportion to its GPUs)"
     is_half = cpus.used < HALF * cpus.entitled
     against = "" if is_half else "it gets more than half of its CPUs"
     if pressure is None:

@@ -27,10 +27,13 @@ def is_oversubscribed(case: CauseCase) -> bool:
 
 @rule(
     states=WITH_PROCESS,
-    needs="the number of threads that run or wait for a CPU, the CPUs of the holder, and quota, pressure or use",
+    needs=(
+        "the number of the holder's threads that run or wait for a CPU, and the number of its CPUs. Also, a sign that"
+        " threads wait: a CPU quota that runs out, tasks that wait for a CPU (PSI), or CPUs that are all in use"
+    ),
     against=(
-        "the holder does not use all CPUs of its share (low confidence); its two busiest processes have more than 256"
-        " threads"
+        "the holder does not use all of its CPUs (low confidence); its two busiest processes have more than 256"
+        " threads, of which the exporter counts only 256"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -14,8 +14,8 @@ from gpu_exporter.diagnosis.causes.shortage import OWN, find_short_of_cpu
     states=WITH_PROCESS,
     needs="the periods of the CFS quota (`cpu.stat`), and the threads of the processes",
     against=(
-        "the mean use is far below the quota; threads are not visible, and a holder with too many threads looks the"
-        " same"
+        "on average, the holder uses less than 85 % of the quota; threads are not visible, and a holder with too many"
+        " threads looks the same"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -29,7 +29,8 @@ def works_on_cpus(case: CauseCase) -> bool:
 @rule(
     states=frozenset(("held_idle",)),
     needs=(
-        "the CPUs in use; and either no work on the holder's GPUs on this node, or more CPU use than waiting ranks need"
+        "the CPUs in use, and the utilization of the holder's GPUs on this node. If other GPUs are busy, the holder"
+        " must use more CPUs than waiting ranks need"
     ),
     against=(
         "the holder perhaps prepares its next work (always shown). If each process on a GPU uses one CPU, these"

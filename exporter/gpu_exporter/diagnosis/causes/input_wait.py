@@ -9,7 +9,7 @@ from gpu_exporter.diagnosis.causes.inside import describe_wait, find_pace
 
 @rule(
     states=WORKING,
-    needs="the share of its steps in which the loop waits for data, by the training loop's [report](torch.md)",
+    needs="the share of its time in which the training loop waits for data, from its [report](torch.md)",
     against="the confidence is always low. If the exporter finds a cause of slow input, it shows only that cause",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

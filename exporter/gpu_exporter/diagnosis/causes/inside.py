@@ -35,7 +35,7 @@ def describe_wait(pace: TrainingPace) -> str:
 
 
 def judge_phase(case: CauseCase, name: str, phase: str) -> Cause | None:
-    """Returns the cause `name` if the loop spends much of its steps in `phase`, otherwise None."""
+    """Returns the cause `name` if the loop spends much of its time in `phase`, otherwise None."""
     pace = find_pace(case)
     share = None if pace is None else pace.phases.get(phase)
     if share is None or share < case.rules.phase_min:
@@ -44,7 +44,7 @@ def judge_phase(case: CauseCase, name: str, phase: str) -> Cause | None:
     return Cause(
         name,
         HIGH if share >= case.rules.wait_high else MEDIUM,
-        f"its loop spends {share:.0%} of its steps in the phase {phase}",
+        f"its loop spends {share:.0%} of its time in the phase {phase}",
         advice=advice,
         gain=gain,
         values=numbers(phase_ratio=share),

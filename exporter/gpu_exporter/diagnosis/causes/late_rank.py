@@ -45,6 +45,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
 
 
 def _is_late(gpu: HeldGpu, run_s: float) -> bool:
-    """Whether a GPU became idle when the others began to wait. A GPU without a process does not count."""
+    """Returns whether a GPU became idle when the others began to wait. A GPU without a process does not count."""
     idle_s = gpu.idle_run_s or 0.0
     return gpu.utilization == 0.0 and gpu.processes != 0.0 and 0.0 < idle_s <= run_s + AROUND_S

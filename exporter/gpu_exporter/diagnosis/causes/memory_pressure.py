@@ -31,7 +31,7 @@ def _is_near(case: CauseCase) -> bool:
 
 
 def _is_cache(case: CauseCase) -> bool:
-    """Whether most of the memory is page cache, which fills when the holder reads much data."""
+    """Returns whether most of the memory is page cache, which fills when the holder reads much data."""
     newest = case.recent[-1]
     return (newest.memory_cache or 0.0) >= CACHE * (newest.memory_bytes or 0.0) > 0.0
 

@@ -10,7 +10,10 @@ from gpu_exporter.diagnosis.causes.inside import find_pace
 @rule(
     states=frozenset(("busy_inefficient",)),
     needs="the types of parameters and matrix products, from the training loop's [report](torch.md)",
-    against="autocast in a plain loop is not visible. With Lightning and the Trainer, it is visible",
+    against=(
+        "the loop perhaps uses autocast (low confidence). The report shows autocast with Lightning and the Trainer of"
+        " Hugging Face; in a plain loop, only inside `phase(...)`"
+    ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     pace = find_pace(case)

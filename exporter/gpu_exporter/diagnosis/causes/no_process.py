@@ -9,8 +9,11 @@ from gpu_exporter.diagnosis.causes.starting import is_at_work, is_new
 
 @rule(
     states=frozenset(("held_no_process",)),
-    needs="an empty list of processes from the driver, after the driver has listed a process",
-    against="the holder works on its host, perhaps to prepare data; the holder's work on the host is unknown",
+    needs=(
+        "an empty list of processes from the driver. It counts only if the driver has listed a process since the"
+        " exporter started, because in a container the list can always be empty"
+    ),
+    against="the holder works on its host, perhaps to prepare data; or it is unknown whether the holder works there",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     cores = case.average(lambda each: each.cores) or 0.0

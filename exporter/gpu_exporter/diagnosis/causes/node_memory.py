@@ -1,4 +1,4 @@
-"""The node lacks memory: the holder's tasks wait or are killed although its own limit is not near."""
+"""The node lacks memory: the holder's tasks wait or are killed, although the holder is not near its own limit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpu_exporter.diagnosis.causes.shortage import FAR, SITE, find_short_of_memo
 
 @rule(
     states=WITH_PROCESS,
-    needs="tasks that waited for memory or were killed, although the holder's own limit was not near",
+    needs="tasks that waited for memory or were killed, and the holder's memory in use, compared with its limit",
     against=(
-        "the holder has no memory limit, or its memory is not far below the limit, so the holder itself perhaps fills"
-        " the node"
+        "the holder itself perhaps fills the node, because it has no memory limit, or because its memory is above 80 %"
+        " of the limit"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
@@ -26,6 +26,6 @@ def judge(case: CauseCase) -> Cause | Needs | None:
         "node_memory",
         HIGH if 0.0 < share < FAR else MEDIUM,
         "; ".join(describe_memory(case)),
-        against="" if 0.0 < share < FAR else "it has no memory limit of its own, or is near this limit",
+        against="" if 0.0 < share < FAR else "it may fill the node: it has no memory limit, or is near its limit",
         values=numbers(memory_ratio=share or None),
     )

@@ -59,13 +59,13 @@ class CauseRules(NamedTuple):
     read_tiny: int = 16384
     """The confidence is high if reads have at most this many bytes on average."""
     wait_min: float = report_rules.WAIT_MIN
-    """A wait for data is a cause if it takes at least this share of the loop's steps. TraceML and datapath-doctor warn
+    """A wait for data is a cause if it takes at least this share of the loop's time. TraceML and datapath-doctor warn
     from this share.
     """
     wait_high: float = 0.2
-    """The confidence is high if the wait takes at least this share of the loop's steps."""
+    """The confidence is high if the wait takes at least this share of the loop's time."""
     phase_min: float = report_rules.PHASE_MIN["checkpoint"]
-    """Checkpoints, or metrics and logs, are a cause if they take at least this share of the loop's steps."""
+    """Checkpoints, or metrics and logs, are a cause if they take at least this share of the loop's time."""
     memory_low: float = 0.45
     """A larger batch fits if at most this share of the GPU's memory is in use."""
 

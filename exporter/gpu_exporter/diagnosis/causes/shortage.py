@@ -101,8 +101,9 @@ def is_all_bound(case: CauseCase) -> bool:
 
 
 def _runs_out(case: CauseCase, near: float, is_full: bool) -> bool:
-    """Whether the quota runs out for longer than the loaders' queue of samples can bridge. On a full host, PSI does not
-    show that: tasks also wait for the CPUs that others use.
+    """Returns whether the quota runs out for longer than the loaders' queue of samples can bridge.
+
+    Ignores PSI on a full host, because there, tasks also wait for the CPUs that others use.
     """
     throttled, pressure = case.throttled or 0.0, case.average(lambda each: each.pressure_cpu)
     if throttled < case.rules.throttled_min:

@@ -14,7 +14,10 @@ from gpu_exporter.diagnosis.causes.inside import find_compute
         "`batch_size` and the wait for data from the training loop's [report](torch.md), and the memory in use on the"
         " GPU"
     ),
-    against="larger batches change the training (always shown). The confidence is low without a time line of the GPU",
+    against=(
+        "larger batches change the training (always shown). The confidence is low if the report does not contain times"
+        " [measured on the GPU](torch.md#what-is-measured)"
+    ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     pace = find_compute(case)

@@ -9,7 +9,10 @@ from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, rule
 
 @rule(
     states=IDLE,
-    needs="steps in the last minutes by the training loop's [report](torch.md), and a GPU that has done nothing since",
+    needs=(
+        "steps that the training loop has [reported](torch.md) in the last five minutes, and a GPU that has done"
+        " nothing for at least five minutes"
+    ),
     against="only the job itself reports the steps. With `causes.steps: delay`, the site trusts this report",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -27,10 +27,10 @@ READS = 1e6  # bytes per second: a process that reads more probably loads its sa
     states=frozenset(("low", "bursty")),
     needs="the CPU time of each process, and CPUs that are free",
     against=(
-        "if the processes do not have the name of a loader (before torch 2.5), the confidence is low unless the loop"
-        " reports a wait. If the loaders pause, they perhaps wait for a source with its own pace: the confidence is"
-        " low unless the loop reports a wait. If there are no loaders, many small kernels look the same: the"
-        " confidence is low unless the process reads data"
+        "the confidence is low in three cases. Processes without the name of a loader (torch 2.5 and newer) may do"
+        " other work. Loaders that pause perhaps wait for a slow source of data. A loop without loaders that reads"
+        " hardly any data perhaps starts many small kernels. The confidence can rise if the loop reports a wait for"
+        " data"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
@@ -48,7 +48,7 @@ def _is_out_of_cpus(case: CauseCase) -> bool:
 
 
 def _judge_measured(case: CauseCase) -> Cause | None:
-    """The cause with the number of workers to try, if the loop has measured its time per batch. Otherwise None."""
+    """Returns the cause with the number of workers to try. None if the loop has not measured its time per batch."""
     pace, advice = find_pace(case), find_measured(case)
     if pace is None or advice is None or pace.wait is None or pace.wait < case.rules.wait_min:
         return None
@@ -57,7 +57,7 @@ def _judge_measured(case: CauseCase) -> Cause | None:
         "too_few_workers",
         LOW if not is_long else HIGH if pace.is_gpu else MEDIUM,
         describe_wait(pace) + (f"; {pace.late}" if pace.late else ""),
-        "" if pace.is_gpu else "the loop has no time line of the GPU",
+        "" if pace.is_gpu else "the wait was not measured on the GPU, so the GPU may work during this time",
         advice.text,
         gain=bound_share(pace.wait),
         values=numbers(workers_to_try=advice.number),
@@ -114,13 +114,13 @@ def _judge_host(case: CauseCase) -> Cause | Needs | None:
 
 
 def _count_read(case: CauseCase) -> float:
-    """Bytes per second that the holder reads: the larger of disk traffic and read calls."""
+    """Returns the bytes per second that the holder reads: the larger of disk traffic and read calls."""
     files = case.recent[-1].files
     return max(case.average(lambda each: each.read) or 0.0, files.read_bytes if files is not None else 0.0)
 
 
 def _judge_waiting(case: CauseCase, number: int) -> Cause | None:
-    """The cause for loaders that use hardly any CPU: they wait for files, or for the loop, which looks the same."""
+    """Returns the cause for loaders that use hardly any CPU. They wait for files or for the loop: both look alike."""
     moved = max(_count_read(case), case.average(lambda each: each.received) or 0.0)
     if moved < STREAMS:
         return None

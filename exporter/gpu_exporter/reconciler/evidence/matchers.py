@@ -23,7 +23,7 @@ class Asked(Protocol):
 
 
 def restrict(names: Iterable[HolderName], most: int = MATCHER_MAX) -> Iterator[str]:
-    """Matchers for the series of these holders, in batches of at most `most` characters.
+    """Returns matchers for the series of these holders, in batches of at most `most` characters.
 
     The matchers select pods by name in all namespaces, so the caller must compare the rows with the holders.
     """
@@ -33,12 +33,12 @@ def restrict(names: Iterable[HolderName], most: int = MATCHER_MAX) -> Iterator[s
 
 
 def match_any(label: str, values: Iterable[str], most: int = MATCHER_MAX) -> Iterator[str]:
-    """Matchers for series whose label has any of these values, in batches of at most `most` characters."""
+    """Returns matchers for series whose label has any of these values, in batches of at most `most` characters."""
     return (f'{label}=~"{batch}"' for batch in alternatives(values, most))
 
 
 def alternatives(values: Iterable[str], most: int = MATCHER_MAX) -> Iterator[str]:
-    """Regular expressions that match exactly these values, in batches of at most `most` characters."""
+    """Returns regular expressions that match exactly these values, in batches of at most `most` characters."""
     batch: list[str] = []
     length = 0
     for value in sorted(set(map(literal, values))):

@@ -270,7 +270,7 @@ class ExplainingSource(EvidenceSource, Protocol):
         """
 
     def read_waiting(self, name: HolderName) -> Mapping[str, float]:
-        """GPUs that pods and jobs wait for, by pool of this holder's GPUs. Empty if this is not known.
+        """Returns the GPUs that pods and jobs wait for, by pool of this holder's GPUs. Empty if this is not known.
 
         Raises AnswerError.
         """
@@ -316,12 +316,12 @@ def is_hidden(labels: Mapping[str, str]) -> bool:
 
 
 def owner_of(labels: Mapping[str, str]) -> str:
-    """`user/account` from the labels of an info series. Omits a missing part."""
+    """Returns `user/account` from the labels of an info series. Omits a missing part."""
     return "/".join(part for part in (labels.get("user", ""), labels.get("account", "")) if part)
 
 
 def users_id_of(labels: Mapping[str, str]) -> str:
-    """`3010_1` or `3011+1` from an info series; "" for other jobs and for pods."""
+    """Returns `3010_1` or `3011+1` from an info series; "" for other jobs and for pods."""
     if labels.get("array_job_id") and labels.get("array_task_id"):
         return f"{labels['array_job_id']}_{labels['array_task_id']}"
     if labels.get("het_job_id") and labels.get("het_job_offset"):

@@ -97,16 +97,16 @@ def object_to_kind(pod: Mapping[str, Any], system: Collection[str], around: Surr
     """
     metadata = pod["metadata"]
     if MIRROR in (metadata.get("annotations") or {}):
-        raise Refused("static", "the pod is static, so it belongs to its node")
+        raise Refused("static", "static pods belong to their node and get no mark")
     if metadata.get("deletionTimestamp"):
         raise Refused("terminating", "the pod is being deleted")
     namespace, name = metadata["namespace"], pod["spec"].get("priorityClassName")
-    found = [Refused("critical", f"pods of priority class {name} belong to the cluster")] if name in CRITICAL else []
+    found = [Refused("critical", f"pods of priority class {name} get no mark")] if name in CRITICAL else []
     if around is not None and around.is_daemon:
-        found.append(Refused("daemonset", "a DaemonSet's pod belongs to its node"))
+        found.append(Refused("daemonset", "pods of a DaemonSet get no mark"))
     if namespace in system:
-        why = f"policy.system_namespaces names namespace {namespace}"
-        raise Refused(SYSTEM, f"{found[0]}, and {why}") if found else Refused("critical", why)
+        why = f"namespace {namespace} is in policy.system_namespaces"
+        raise Refused(SYSTEM, f"{found[0]}; {why}") if found else Refused("critical", f"{why}, so its pods get no mark")
     if found:
         raise found[0]
 
@@ -168,13 +168,13 @@ def _has_claims(container: Mapping[str, Any]) -> bool:
 
 
 def _gpu_limits(container: Mapping[str, Any], resources: Resources) -> Iterator[tuple[str, Any]]:
-    """The limits of GPU resources. Names of device plugin resources contain a domain."""
+    """Returns the limits of GPU resources. Names of device plugin resources contain a domain."""
     for name, count in limits(container).items():
         if "/" in name and any(resource.fullmatch(name) for resource in resources):
             yield name, count
 
 
 def _gpus(container: Mapping[str, Any], resources: Resources) -> int | None:
-    """The number of GPUs and MIG instances that a container requests; None if a limit is invalid."""
+    """Returns the number of GPUs and MIG instances that a container requests; None if a limit is invalid."""
     counts = [whole(quantity(count)) for _, count in _gpu_limits(container, resources)]
     return None if None in counts else sum(filter(None, counts))

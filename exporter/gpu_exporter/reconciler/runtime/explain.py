@@ -100,7 +100,7 @@ def explain_once(
         return Exit.USAGE
     if not chosen:
         shown = one_line(", ".join(map(str, names)))
-        print(f"{shown}: not in the evidence; its earlier marks:")  # noqa: T201
+        print(f"{shown}: not in the evidence. Earlier marks of this holder:")  # noqa: T201
     outlooks = preview.look(chosen, clock.wall()) if preview is not None else {}
     uses = {decision.name: _read_use(source, decision, book.site) for decision in chosen}
     if question.form == "json":

@@ -126,8 +126,8 @@ def build_markers(policy: Policy, targets: Targets) -> list[Marker]:
     markers = [make() for make in find_makers(policy, targets).values()]
     if not markers:
         raise ValueError(
-            "--apply finds nothing to mark: set --kubernetes.kubeconfig, or run in a pod with a service account or on "
-            "a host with squeue and scontrol"
+            "--apply needs access to Kubernetes or Slurm: set --kubernetes.kubeconfig, run in a pod with a service "
+            "account, or run on a host with squeue and scontrol"
         )
     return markers
 

@@ -82,7 +82,7 @@ def _count(tres: str) -> int:
 
 
 def _number(text: str) -> int:
-    """A number of nodes or tasks: `2`, or the minimum `2` of `2-4`; 1 if Slurm does not show it yet."""
+    """Parses a number of nodes or tasks: `2`, or the minimum `2` of `2-4`; 1 if Slurm does not show it yet."""
     match = re.match("[0-9]+", text)
     return max(1, need_whole(match[0])) if match else 1
 
@@ -98,7 +98,7 @@ class SlurmDemand:
         self._partitions: set[str] = set()  # in which a job has waited
 
     def read(self) -> Demand | None:
-        """GPUs by partition; None while the answer of Slurm is missing or malformed. This is logged once.
+        """Returns the GPUs by partition; None while the answer of Slurm is missing or malformed. This is logged once.
 
         `counted` is 0 where a job waited earlier, because a missing value would not show that no job waits now.
         """

@@ -81,7 +81,7 @@ def add_note(text: str, note: str) -> str:
 
 
 def _read_setting(settings: str, name: str) -> str:
-    """A value in the output of `scontrol show config`; "" if it is missing or (null)."""
+    """Returns a value in the output of `scontrol show config`; "" if it is missing or (null)."""
     match = re.search(rf"^{name}[ \t]*=[ \t]*(.*?)[ \t]*$", settings, flags=re.MULTILINE)
     return match[1] if match and match[1] != "(null)" else ""
 
@@ -350,8 +350,8 @@ def object_to_job(job: LiveJob) -> None:
 
 
 def object_to_start(job: LiveJob, start_wall: float) -> None:
-    """Raises Refused if a live job has another start than the job of the evidence (`start_wall`, Unix seconds)."""
+    """Raises Refused unless a live job has the start time of the evidence (`start_wall`, Unix seconds)."""
     if not job.start:
-        raise Refused("replaced", "Slurm reports no start of the job")
+        raise Refused("replaced", "Slurm reports no start time of the job, so it may not be the job of the evidence")
     if not abs(job.start - start_wall) <= START_SLACK_S:
         raise Refused("replaced", "Slurm restarted the job after the evidence was read")

@@ -142,8 +142,10 @@ class History:
         span: WindowSpan,
         fold: Callable[[float, float], float] = max,
     ) -> dict[Labels, float]:
-        """One value per series for the whole span: asks a single window as long as the span. If the server refuses it
-        as too large, asks shorter windows, of at least `span.window`.
+        """Returns one value per series for the whole span.
+
+        Asks a single window as long as the span. If the server refuses this query as too large, asks shorter windows,
+        of at least `span.window`.
 
         `expression_of`: the expression over a window of this many seconds. `fold`: the value of two neighbouring
         windows from their values.
@@ -183,7 +185,7 @@ class History:
             yield from answer
 
     def ask_table(self, name: str, expression: str, span: WindowSpan) -> Answers:
-        """The answer to one query, by series."""
+        """Returns the answer to one query, by series."""
         table: Answers = {}
         for labels, values, _ in self.ask_windows(name, expression, span):
             before = table.setdefault(labels, values)
@@ -192,7 +194,7 @@ class History:
         return table
 
     def ask_tables(self, queries: Mapping[str, str], span: WindowSpan) -> dict[str, Answers]:
-        """The answers to several queries, by their name and by series. Asks WORKERS of them at the same time."""
+        """Returns the answers to several queries, by their name and by series. Asks WORKERS of them at a time."""
 
         def ask(item: tuple[str, str]) -> tuple[str, Answers]:
             return item[0], self.ask_table(*item, span)
@@ -227,7 +229,7 @@ class History:
         return found
 
     def ask_now(self, name: str, expression: str, at: float) -> list[tuple[Labels, float]]:
-        """The value of each series at one time (Unix seconds)."""
+        """Returns the value of each series at one time (Unix seconds)."""
         try:
             rows = self._get(name, expression, WindowSpan(at - 1.0, at, 1.0))
         except TooLarge as exc:
@@ -322,7 +324,7 @@ def _advise(exc: TooLarge, least: str, expression: str) -> AnswerError:
 
 
 def over(function: str, series: str, seconds: float) -> str:
-    """PromQL: a function of the samples of each window of this length."""
+    """Returns PromQL: a function of the samples of each window of this length."""
     # A window of exactly an hour has its first moment too in Prometheus 2, so that moment would count twice.
     return f"{function}_over_time({series}[{seconds * 1000 - 1:.0f}ms])"
 

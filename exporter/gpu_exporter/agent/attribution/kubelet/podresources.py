@@ -305,7 +305,7 @@ def _stream_containers(
         if field == 3:
             yield from _stream_container(stream, stream.position + length, namespace, pod)
         elif field in (1, 2):
-            raise ProtobufError("the name of a pod comes after its containers")
+            raise ProtobufError("cannot parse a pod whose name field comes after its containers")
         else:
             stream.skip(length)
 
@@ -317,7 +317,7 @@ def _stream_container(stream: Stream, end: int, namespace: str, pod: str) -> Ite
         if field == 1 and is_named:
             name = _take_text(stream, size)
         elif field == 1:
-            raise ProtobufError("the name of a container comes after its devices")
+            raise ProtobufError("cannot parse a container whose name field comes after its devices")
         elif field == 2:
             is_named = False
             yield from _stream_devices(stream, stream.position + size, namespace, pod, name)

@@ -51,7 +51,7 @@ def board_of(place: PlacedSeries) -> Board:
 def add_up_boards(
     counts: Table, placed: Mapping[Labels, PlacedSeries], intervals: Mapping[Target, Mapping[float, float]]
 ) -> dict[tuple[Board, float], BoardSeries]:
-    """The series of each unit in each window with several of them."""
+    """Adds up the series of each unit, for each window in which a unit has several."""
     series: defaultdict[Board, list[Labels]] = defaultdict(list)
     for labels in counts:
         series[board_of(placed[labels])].append(labels)
@@ -70,7 +70,7 @@ def add_up_boards(
 def find_crowded(
     boards: Mapping[tuple[Board, float], BoardSeries], window: float
 ) -> tuple[set[tuple[Board, float]], set[Board]]:
-    """Units and windows with several series at the same time, and the units that several holders share.
+    """Returns the units and windows with several series at the same time, and the units that several holders share.
 
     Targets may report the same GPU, perhaps with other names of its node; then each target has one holder at a time. If
     a unit has several series at the same time in one window, all its windows with several series are listed, because

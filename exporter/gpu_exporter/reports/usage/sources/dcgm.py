@@ -34,7 +34,7 @@ OWN = re.compile(
 
 
 def gauges() -> Gauges:
-    """The names and labels of dcgm-exporter."""
+    """Returns the names and labels of dcgm-exporter."""
     # A copy for each pod that shares a GPU stands beside a series of the GPU itself (--kubernetes-virtual-gpus).
     held = ('exported_pod!=""', 'hpc_job!="",hpc_job!="0"', f'exported_pod="",pod!="",pod!~"{OWN.pattern}"')
     return Gauges(
@@ -66,7 +66,7 @@ def read_labels(
     own: Mapping[tuple[str, ...], set[tuple[str, str]]],
     renamed: Collection[tuple[str, ...]],
 ) -> PlacedSeries:
-    """Unit and holder in the labels of a series.
+    """Returns the unit and the holder in the labels of a series.
 
     `own`: pods of the targets themselves. `renamed`: targets whose holders are in exported_pod.
     """

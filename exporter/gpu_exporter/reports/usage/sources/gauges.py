@@ -69,7 +69,7 @@ class Gauges(NamedTuple):
       them.
     - `video`: metrics of encoders and decoders. No other metric shows their work.
     - `counter`: a counter that grows while the exporter reads the GPU. If it stops, the values are old.
-    - `traffic`: metrics of traffic, each with the most traffic of a GPU at rest. Above it, the GPU may not be idle.
+    - `traffic`: metrics of traffic, each with the highest value of a GPU at rest. A higher value is a sign of work.
     - `reader`: makes the function that reads unit and holder from the labels of a chunk's series.
     """
 
@@ -181,7 +181,7 @@ class GaugeReader:
                 peak = None
 
     def place(self, base: FirstPass, span: WindowSpan) -> dict[Labels, PlacedSeries]:
-        """Unit and holder of each series, also of those with other labels that lack the metric of `base`."""
+        """Returns the unit and the holder of each series, also of those that lack the metric of `base`."""
         names = {name for labels in base.counts for name, _ in labels}
         self._uuid_label = next((n for n in (self._gauges.uuid_label, "UUID", "uuid") if n in names), "")
         read = self._read_labels = self._gauges.reader(self._history, span, base.counts)
@@ -194,7 +194,7 @@ class GaugeReader:
         kinds: Mapping[Labels, Mapping[float, Kind | None]],
         span: WindowSpan,
     ) -> Doubts:
-        """What speaks against the zeros of windows without any work. Asks only about units with such windows."""
+        """Returns the doubts about windows in which all samples are zero. Asks only about units with such windows."""
         units = {placed[labels].unit.uuid for labels, values in kinds.items() if Kind.ALWAYS in values.values()}
         doubts = Doubts()
         for matcher in self.matchers(units) if self._uuid_label else [""] * bool(units):
@@ -233,7 +233,7 @@ class GaugeReader:
         return f"{metric}{{{','.join(filter(None, (self._matcher, *matchers)))}}}"
 
     def bases(self, span: WindowSpan) -> Iterator[FirstPass]:
-        """The utilization of units, then the engine activity of those that have no utilization, as MIG instances."""
+        """Yields the utilization of units, then the engine activity of units without utilization (MIG instances)."""
         names = self._gauges
         base = self._first_pass(span, names.utilization, names.full, None)
         yield base
@@ -285,7 +285,7 @@ class GaugeReader:
         intervals: Mapping[Target, Mapping[float, float]],
         span: WindowSpan,
     ) -> dict[Labels, dict[float, Zeros]]:
-        """The second pass: reads the units with undecided windows in blocks of time."""
+        """Makes the second pass: reads the units with undecided windows in blocks of time."""
         undecided = {
             labels: starts
             for labels, values in kinds.items()
@@ -344,9 +344,9 @@ class GaugeReader:
         span: WindowSpan,
         grid: float,
     ) -> dict[Labels, dict[float, float]]:
-        """Seconds of each series of units that have several series at the same time.
+        """Returns the seconds of each series, for units that have several series at the same time.
 
-        The holders of a moment have equal parts of it. Series without a holder have the rest.
+        At each moment, the holders of a unit get equal parts of it. Series without a holder get the rest.
         """
         by = ", ".join(
             ("cluster", *(self._uuid_label if n == self._gauges.uuid_label else n for n in self._gauges.unit_labels))
@@ -388,7 +388,7 @@ class GaugeReader:
         return {labels: value * unit for labels, value in self._history.ask_whole("memory", build, span).items()}
 
     def matchers(self, uuids: Collection[str]) -> Iterator[str]:
-        """Matchers for these units, each short enough for one query; none if the site's series have no uuid."""
+        """Yields matchers for these units, each short enough for one query. None if the site's series have no UUID."""
         if not self._uuid_label:
             return
         texts = sorted({f"{match[0]}.*" if (match := SHORT_UUID.match(uuid)) else literal(uuid) for uuid in uuids})

@@ -27,9 +27,10 @@ def target_of(labels: Labels) -> Target:
 
 
 def ask_targets(series: Iterable[Labels], window: float) -> dict[str, str]:
-    """PromQL about the targets of these series, in windows of this many seconds: "scrapes" are the samples of `up`,
-    "answers" those of value 1, "presence" the seconds for which the target was scraped, and "dense" the most samples in
-    BLOCK_S.
+    """Returns PromQL about the targets of these series, in windows of `window` seconds.
+
+    - `scrapes`: the number of samples of `up`. `answers`: the number of those with value 1.
+    - `presence`: the seconds for which the target was scraped. `dense`: the most samples in BLOCK_S.
     """
     jobs = "|".join(sorted({literal(dict(labels).get("job", "")) for labels in series}))
     targets = f'up{{job=~"{jobs}"}}'
@@ -44,7 +45,7 @@ def ask_targets(series: Iterable[Labels], window: float) -> dict[str, str]:
 def read_intervals(
     history: History, selector: str, counts: Table, tables: Mapping[str, Table], span: WindowSpan
 ) -> dict[Target, dict[float, float]]:
-    """The scrape interval in seconds, by target and by the start of the window.
+    """Returns the scrape interval in seconds, by target and by the start of the window.
 
     `counts`: samples of the series of `selector`. `tables`: the answers to ask_targets(). May raise AnswerError.
     """
@@ -58,12 +59,12 @@ def read_intervals(
 def find_intervals(
     counts: Table, scrapes: Table, presence: Table, blocks: Mapping[Target, Values], window: float
 ) -> dict[Target, dict[float, float]]:
-    """As read_intervals(). `blocks`: the most samples in BLOCK_S, of `up` or of the series.
+    """Returns the intervals as read_intervals(). `blocks`: the most samples in BLOCK_S, of `up` or of the series.
 
-    `up` has a sample for each scrape, also for one that failed, and ends with its target: the time for which it was
-    present, divided by its samples, is the interval. A server that was down leaves a gap without a marker, so the time
-    is too long; in VictoriaMetrics, it is too short after the interval grew. So the samples of a block bound the
-    interval. Without `up`, they are the interval.
+    `up` has a sample for each scrape, also for a failed scrape, and ends with its target. So the interval is the time
+    for which `up` was present, divided by its samples. This time is too long if the server was down, because the gap
+    has no marker. In VictoriaMetrics, it is too short after the interval grew. So the samples of a block bound the
+    interval. Without `up`, they alone give the interval.
     """
     usual: dict[Target, dict[float, float]] = {}
     most: defaultdict[Target, dict[float, float]] = defaultdict(dict)
@@ -90,7 +91,7 @@ def find_intervals(
 
 
 def _bound(own: float | None, block: float | None, samples: float) -> float | None:
-    """An interval of which `block` samples fit into BLOCK_S: `own`, if it is one; None if unknown.
+    """Returns an interval of which `block` samples fit into BLOCK_S. Returns `own` if it is one, None if unknown.
 
     `samples`: of the window. If the block has all of them, it was perhaps not scraped all the time.
     """

@@ -82,9 +82,11 @@ class KubeReader:
     def read_requests(
         self, span: WindowSpan
     ) -> tuple[dict[tuple[PodName, str], dict[float, float]], set[tuple[str, float]] | None]:
-        """GPU-seconds that pods on nodes requested, by pod and node, and by the start of the window; and the windows in
-        which kube-state-metrics did not show all pods all the time, by cluster; None if no pod requested a GPU at any
-        time.
+        """Returns two results:
+
+        - the GPU-seconds that pods on nodes requested, by pod and node, and by the start of the window
+        - by cluster, the windows in which kube-state-metrics did not always show all pods. None if no pod requested
+          a GPU at any time
 
         Completed pods keep their series of requests, so only the time in the phases Pending and Running counts.
         """
@@ -140,7 +142,7 @@ class KubeReader:
         return {key: windows for key, windows in found.items() if windows}, blind
 
     def _find_without_phases(self, clusters: Collection[str], running: Table, span: WindowSpan) -> set[str]:
-        """Those of these clusters whose pods have requests, but no phases: a site may drop them, as they are many."""
+        """Returns the clusters whose pods have requests, but no phases. A site may drop these many series."""
         without = set(clusters) - {target_of(labels)[0] for labels in running}
         if without:  # perhaps all pods have completed
             query = f"group by (cluster) ({over('last', self._select(PHASE), span.window)})"
@@ -150,7 +152,7 @@ class KubeReader:
         return without
 
     def read_completed(self, names: Collection[str], span: WindowSpan) -> dict[PodName, dict[float, float]]:
-        """Seconds for which pods of these names were in phase Succeeded or Failed, by the start of the window."""
+        """Returns the seconds for which these pods were in phase Succeeded or Failed, by the start of the window."""
         found: dict[PodName, dict[float, float]] = {}
         label = "exported_pod" if self._is_renamed else "pod"
         window = f"[{span.window * 1000 - 1:.0f}ms:{GRID_S:.0f}s]"
@@ -163,7 +165,7 @@ class KubeReader:
         return found
 
     def read_pods(self, span: WindowSpan) -> dict[PodName, PodFacts]:
-        """Owner and team of each pod that requested a GPU at any time."""
+        """Returns the owner and the team of each pod that requested a GPU at any time."""
 
         facts: dict[PodName, PodFacts] = {}
         for name, series, kept in (
@@ -186,7 +188,7 @@ class KubeReader:
         return facts
 
     def read_above(self, span: WindowSpan) -> dict[KubeOwner, KubeOwner]:
-        """The owners of the controllers in ABOVE of pods with GPUs, such as the Deployment of a ReplicaSet."""
+        """Returns the owners of controllers that have pods with GPUs, e.g. a Deployment of a ReplicaSet. See ABOVE."""
         found = {}
         for kind, (metric, label) in ABOVE.items():
             series = self._select(metric, f'owner_name!="{NO_OWNER}"')
@@ -206,7 +208,7 @@ class KubeReader:
         return found
 
     def read_labelled(self, label: str, pattern: str, span: WindowSpan) -> set[PodName]:
-        """The pods that requested a GPU at any time, and whose label of kube_pod_labels matches this pattern."""
+        """Returns the pods that requested a GPU at any time, and whose label of kube_pod_labels matches `pattern`."""
         series = self._select(POD_LABELS, f'{label}=~"{pattern}"')
 
         def build(seconds: float) -> str:
@@ -216,7 +218,7 @@ class KubeReader:
         return {_name(row) for row in self._history.ask_whole("labelled", build, span)}
 
     def read_starts(self, span: WindowSpan) -> dict[PodName, list[float]]:
-        """When pods that requested a GPU began (Unix seconds), by name: one may follow another."""
+        """Returns the times at which pods that requested a GPU began (Unix seconds), by name. Names can be reused."""
 
         def build(seconds: float) -> str:
             began = self._own(over("last", self._select(POD_START), seconds))
@@ -225,7 +227,10 @@ class KubeReader:
         return _list_times(self._history.ask_whole("starts", build, span))
 
     def read_ends(self, span: WindowSpan) -> dict[PodName, list[float]]:
-        """When pods that requested a GPU completed (Unix seconds, to GRID_S). The kubelet may name them for longer."""
+        """Returns the times at which pods that requested a GPU completed (Unix seconds, to GRID_S).
+
+        Later samples may still name these pods, because the kubelet reports them for longer.
+        """
 
         def build(seconds: float) -> str:
             completed = self._own(f"{self._select(PHASE, COMPLETED)} == 1")
@@ -235,7 +240,7 @@ class KubeReader:
         return _list_times(self._history.ask_whole("ends", build, span, min))
 
     def read_asked(self, span: WindowSpan) -> dict[PodName, float]:
-        """The GPUs and instances that each pod requested."""
+        """Returns the number of GPUs and instances that each pod requested."""
 
         def build(seconds: float) -> str:
             series = self._own(over("last", self._select(REQUESTS, ANY_GPU), seconds))
@@ -274,7 +279,7 @@ class KubeReader:
         return {(labels.get("cluster", ""), labels.get("node", "")) for labels in found}
 
     def read_nodes(self, addresses: Collection[str], span: WindowSpan) -> dict[tuple[str, str], str]:
-        """The nodes of pods with these IP addresses, by cluster and address."""
+        """Returns the nodes of pods with these IP addresses, by cluster and address."""
         found = {}
         for at in range(0, len(addresses), ADDRESSES_MAX):
             info = self._select(
@@ -317,7 +322,7 @@ def workload_of(kind: str, name: str) -> str:
 
 
 def _find_answered(tables: Mapping[str, Table]) -> dict[tuple[Target, float], float]:
-    """The share of the scrapes of each target that did not fail, by the start of the window."""
+    """Returns the share of the scrapes of each target that did not fail, by the start of the window."""
     scrapes = {target_of(labels): values for labels, values in tables["scrapes"].items()}
     return {
         (target_of(labels), start): number / scrapes[target_of(labels)][start]
@@ -338,8 +343,8 @@ def _find_shards(by_target: Mapping[tuple[str, ...], Mapping[float, Mapping[Targ
 
 
 def _find_blind(tables: Mapping[str, Table], shards: Collection[Target], span: WindowSpan) -> set[tuple[str, float]]:
-    """The windows in which no target, or not each of the shards, answered for most of the time, by cluster. None of a
-    cluster without `up`.
+    """Returns, by cluster, the windows in which no target, or not every shard, answered for most of the time. Omits
+    clusters without `up`.
     """
     answered, seen = _find_answered(tables), defaultdict[tuple[str, float], float](float)
     clusters, blind = set(), set()
@@ -361,7 +366,7 @@ def _starts(span: WindowSpan) -> list[float]:
 
 
 def _reported(given: Labels, *names: str) -> tuple[str, ...]:
-    """The labels `names` as kube-state-metrics reported them. Without honor_labels, Prometheus renamed some of them."""
+    """Returns the labels `names` as kube-state-metrics reported them. Without honor_labels, Prometheus renames some."""
     labels = dict(given)
     return tuple(labels.get(f"exported_{name}") or labels.get(name, "") for name in names)
 
