@@ -68,10 +68,10 @@ def check_markable(
     if pod["spec"].get("resourceClaims"):  # these add GPUs, which the kubelet counts
         if decision.held is None or asked > decision.held:
             beside = f"the pod requests {asked} GPUs beside its claims"
-            raise Refused("gpus", f"{beside}, but the evidence is about {decision.held}")
+            raise Refused("gpus", f"{beside}, but exporters report {decision.held} for it")
     elif not decision.holds(asked):
-        hint = "" if asked else "; if its GPUs are another resource, set --attribution.resource"
-        raise Refused("gpus", f"the pod requests {asked} GPUs, but the evidence is about {decision.held}{hint}")
+        hint = "" if asked else "; if its GPUs have another resource name, set --attribution.resource"
+        raise Refused("gpus", f"the pod requests {asked} GPUs, but exporters report {decision.held} for it{hint}")
     object_to_containers(pod, decision.needed_s, wall, resources)
 
 
@@ -97,13 +97,13 @@ def object_to_kind(pod: Mapping[str, Any], system: Collection[str], around: Surr
     """
     metadata = pod["metadata"]
     if MIRROR in (metadata.get("annotations") or {}):
-        raise Refused("static", "the pod is static, so it belongs to its node")
+        raise Refused("static", "the reconciler marks no static pod (created by the kubelet of its node)")
     if metadata.get("deletionTimestamp"):
         raise Refused("terminating", "the pod is being deleted")
     namespace, name = metadata["namespace"], pod["spec"].get("priorityClassName")
-    found = [Refused("critical", f"pods of priority class {name} belong to the cluster")] if name in CRITICAL else []
+    found = [Refused("critical", f"the reconciler marks no pod of priority class {name}")] if name in CRITICAL else []
     if around is not None and around.is_daemon:
-        found.append(Refused("daemonset", "a DaemonSet's pod belongs to its node"))
+        found.append(Refused("daemonset", "the reconciler marks no pod of a DaemonSet"))
     if namespace in system:
         why = f"policy.system_namespaces names namespace {namespace}"
         raise Refused(SYSTEM, f"{found[0]}, and {why}") if found else Refused("critical", why)
@@ -168,13 +168,13 @@ def _has_claims(container: Mapping[str, Any]) -> bool:
 
 
 def _gpu_limits(container: Mapping[str, Any], resources: Resources) -> Iterator[tuple[str, Any]]:
-    """The limits of GPU resources. Names of device plugin resources contain a domain."""
+    """Returns the limits of GPU resources. Names of device plugin resources contain a domain."""
     for name, count in limits(container).items():
         if "/" in name and any(resource.fullmatch(name) for resource in resources):
             yield name, count
 
 
 def _gpus(container: Mapping[str, Any], resources: Resources) -> int | None:
-    """The number of GPUs and MIG instances that a container requests; None if a limit is invalid."""
+    """Returns the number of GPUs and MIG instances that a container requests; None if a limit is invalid."""
     counts = [whole(quantity(count)) for _, count in _gpu_limits(container, resources)]
     return None if None in counts else sum(filter(None, counts))

@@ -81,7 +81,7 @@ def add_note(text: str, note: str) -> str:
 
 
 def _read_setting(settings: str, name: str) -> str:
-    """A value in the output of `scontrol show config`; "" if it is missing or (null)."""
+    """Returns a value in the output of `scontrol show config`; "" if it is missing or (null)."""
     match = re.search(rf"^{name}[ \t]*=[ \t]*(.*?)[ \t]*$", settings, flags=re.MULTILINE)
     return match[1] if match and match[1] != "(null)" else ""
 
@@ -333,7 +333,7 @@ def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
     object_to_job(job)
     object_to_start(job, decision.start_wall or 0.0)
     if job.gpus is not None and job.gpus != decision.held:
-        raise Refused("gpus", f"Slurm gave the job {job.gpus} GPUs, but the evidence is about {decision.held}")
+        raise Refused("gpus", f"Slurm gave the job {job.gpus} GPUs, but exporters report {decision.held} for it")
     object_to_texts(job)
 
 
