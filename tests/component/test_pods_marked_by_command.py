@@ -118,7 +118,7 @@ def test_gpus_of_a_sites_own_resource_are_counted_if_the_resource_is_named(bench
         command = ("reconcile", "--once", f"--source.exporter={address}", *access)
         assert "REFUSED: gpus" in run_exporter(*command).stdout
         done = run_exporter(*command, "--apply")
-        assert "not marked underused: the pod requests 0 GPUs, but the evidence is about 1" in done.stderr
+        assert "not marked underused: the pod requests 0 GPUs, but exporters report 1 for it" in done.stderr
         assert LABEL not in bench.labels("train")
         assert "REFUSED" not in run_exporter(*command, named).stdout
         done = run_exporter(*command, named, "--apply")

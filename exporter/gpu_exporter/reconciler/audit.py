@@ -99,7 +99,7 @@ class AuditLog:
 
 
 def _evidence_of(decision: Decision) -> Record:
-    """The evidence on a holder. `decided`: the stage that the reconciler chose."""
+    """Returns the evidence on a holder. `decided`: the stage that the reconciler chose."""
     around = decision.around
     return {
         "decided": decision.stage,
@@ -181,7 +181,7 @@ def _read_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _parse(line: bytes) -> Record | None:
-    """The record of a line; {} for a line that is not an audit record, None for a line that was cut."""
+    """Returns the record of a line; {} for a line that is not an audit record, None for a line that was cut."""
     try:
         record = json.loads(line.decode("utf-8", "replace")) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):

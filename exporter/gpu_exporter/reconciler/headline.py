@@ -59,7 +59,9 @@ def _most_certain(causes: Sequence[PublishedCause]) -> PublishedCause | None:
 
 
 def _for_server(cause: PublishedCause, decision: Decision) -> PublishedCause:
-    """The cause as it applies to the holder. If the holder serves requests, advice about training is removed."""
+    """Returns the cause as it applies to the holder. If the holder serves requests, advice about training is
+    removed.
+    """
     around, meaning = decision.around, CAUSES.get(cause.name)
     if around is None or around.kind != "serving" or meaning is None or not meaning.is_training:
         return cause
@@ -68,7 +70,9 @@ def _for_server(cause: PublishedCause, decision: Decision) -> PublishedCause:
 
 
 def _advise_by_state(decision: Decision, seen: Sequence[UnitUse]) -> str:
-    """The advice for the state of the GPUs, if no cause is known; "" for a server, which may wait for requests."""
+    """Returns the advice for the state of the GPUs, if no cause is known; "" for a server, which may wait for
+    requests.
+    """
     states = {each.state for each in seen}
     if len(states) != 1 or (decision.around is not None and decision.around.kind == "serving"):
         return ""
@@ -77,8 +81,8 @@ def _advise_by_state(decision: Decision, seen: Sequence[UnitUse]) -> str:
 
 
 def _states(decision: Decision, use: UseOfUnits) -> str:
-    """The states of the GPUs. If they differ, each state has the names of its GPUs, or their number if there are more
-    than NAMED_MAX.
+    """Returns the states of the GPUs. If they differ, each state has the names of its GPUs, or their number if there
+    are more than NAMED_MAX.
     """
     by_state: dict[str, list[str]] = defaultdict(list)
     nodes = {unit.node for unit in decision.units}
@@ -99,7 +103,7 @@ def _states(decision: Decision, use: UseOfUnits) -> str:
 
 
 def _utilization(seen: Sequence[UnitUse], units: int) -> str:
-    """The present and the mean utilization over all GPUs, each only if it is known for every GPU."""
+    """Returns the present and the mean utilization over all GPUs, each only if it is known for every GPU."""
     now, means = [each.now for each in seen], [each.mean for each in seen]
     parts = []
     if len(seen) == units and None not in now:

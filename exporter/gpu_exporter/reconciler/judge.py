@@ -175,7 +175,7 @@ class Judge:
 
 
 def _with_marks(evidence: Evidence, marks: Mapping[HolderName, str]) -> Evidence:
-    """The evidence, with the stage of each existing mark."""
+    """Returns the evidence, with the stage of each existing mark."""
     holders = (each._replace(mark=marks[each.name]) if each.name in marks else each for each in evidence.holders)
     return evidence._replace(holders=tuple(holders))
 

@@ -86,7 +86,7 @@ class Preview:
             return None  # `look` reports the error
 
     def _inspect(self, decision: Decision, wall: float) -> Outlook:
-        """The outlook of one decision. Raises MarkError if the live object cannot be read."""
+        """Returns the outlook of one decision. Raises MarkError if the live object cannot be read."""
         marker = self._marker(decision.name.scheduler)
         label = marker.label(decision)
         try:
@@ -96,7 +96,7 @@ class Preview:
         return Outlook(label, checked=True)
 
     def _marker(self, scheduler: str) -> Marker:
-        """The marker of a scheduler, made when it is first used. Raises MarkError if this fails."""
+        """Returns the marker of a scheduler, made when it is first used. Raises MarkError if this fails."""
         if scheduler not in self._markers:
             if scheduler not in self._makers:
                 raise MarkError("error", NO_WAY[scheduler])

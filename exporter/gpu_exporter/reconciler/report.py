@@ -66,7 +66,7 @@ def render_decisions(
 
 
 def _written(decision: Decision, outlooks: Mapping[HolderName, Outlook]) -> str:
-    """The mark that --apply would write, or the reason why it would refuse."""
+    """Returns the mark that --apply would write, or the reason why it would refuse."""
     outlook = outlooks.get(decision.name)
     if outlook is None:
         return decision.label or "-"
@@ -161,8 +161,8 @@ def _why_spared(decision: Decision, outlook: Outlook | None) -> str:
 
 
 def _explain_causes(causes: Sequence[PublishedCause], said: set[PublishedCause]) -> Iterator[str]:
-    """The causes of one unit with their numbers, the evidence against them, and the advice. Each text appears once per
-    holder.
+    """Returns the causes of one unit with their numbers, the evidence against them, and the advice. Each text appears
+    once per holder.
     """
     for cause in causes:
         known = cause in said
@@ -176,7 +176,7 @@ def _explain_causes(causes: Sequence[PublishedCause], said: set[PublishedCause])
 
 
 def _what_is_next(decision: Decision) -> str:
-    """The event that would change the stage; "" if the reason already contains it."""
+    """Returns the event that would change the stage; "" if the reason already contains it."""
     if decision.stage == "candidate" and decision.is_capped:
         return "it stays a candidate; any work ends the mark"
     if decision.underused_wall is not None:

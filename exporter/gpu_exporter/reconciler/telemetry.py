@@ -127,7 +127,7 @@ class Telemetry:
         self._foreign = gauge(
             "gpu_reconciler_foreign_marks",
             "Pods with the label of a mark that the reconciler did not set and does not change: the pod has "
-            "not started, requests no devices, or has a foreign value.",
+            "not started, requests no devices, or the value is not a stage.",
         )
         self._labelled = gauge("gpu_reconciler_labelled", "Marks that exist on pods and jobs, by stage.", ["stage"])
         self._writes = counter(

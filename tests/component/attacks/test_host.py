@@ -96,7 +96,10 @@ def test_the_exporter_keeps_running_when_no_thread_can_be_started(
     wait_for(lambda: "attribution scenario: cannot start a thread" in running.log() or None, "the complaint")
     assert get(port, "/metrics", HONEST)[0] == 200
     slowest = probe_ms(port)
-    for number, said in ((signal.SIGUSR1, "the driver was released"), (signal.SIGHUP, "the driver is opened again")):
+    for number, said in (
+        (signal.SIGUSR1, "the exporter has released the driver"),
+        (signal.SIGHUP, "the driver is opened again"),
+    ):
         running.process.send_signal(number)
         wait_for(lambda said=said: said in running.log() or None, said)
     host.has_threads(True)

@@ -47,7 +47,7 @@ def test_jobs_of_two_releases_are_parsed_alike(make: Any, field: str) -> None:
     assert job == jobs.LiveJob("7", "7", "RUNNING", 1_799_991_000.0, 1, "", field)
     jobs.check_markable(job, JOB, "lab")
     jobs.check_markable(job._replace(gpus=JOB.held), JOB, "lab")
-    with pytest.raises(Refused, match="Slurm gave the job 3 GPUs, but the evidence is about 2"):
+    with pytest.raises(Refused, match="Slurm gave the job 3 GPUs, but exporters report 2 for it"):
         jobs.check_markable(job._replace(gpus=3), JOB, "lab")
     array = (
         {"array_job_id": 5, "array_task_id": 3}

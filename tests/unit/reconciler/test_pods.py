@@ -188,7 +188,7 @@ def test_gpus_of_a_resource_with_the_sites_own_name_are_counted(limits: dict[str
         return checks.check_markable(pod, POD, WALL, SITE, SYSTEM)
     with pytest.raises(Refused) as caught:
         checks.check_markable(pod, POD, WALL, SITE, SYSTEM)
-    assert str(caught.value) == f"the pod requests {asked} GPUs, but the evidence is about 2"
+    assert str(caught.value) == f"the pod requests {asked} GPUs, but exporters report 2 for it"
 
 
 def test_a_pod_whose_gpus_have_an_unknown_resource_is_refused_with_the_remedy() -> None:
@@ -198,7 +198,7 @@ def test_a_pod_whose_gpus_have_an_unknown_resource_is_refused_with_the_remedy() 
             checks.check_markable(site_pod(limits), POD, WALL, GPU_RESOURCES, SYSTEM)
         assert (caught.value.reason, str(caught.value)) == (
             "gpus",
-            "the pod requests 0 GPUs, but the evidence is about 2; if its GPUs are another resource, set "
+            "the pod requests 0 GPUs, but exporters report 2 for it; if its GPUs have another resource name, set "
             "--attribution.resource",
         )
 
@@ -430,7 +430,7 @@ def test_several_replicas_may_be_one_gpu() -> None:
         if is_markable:
             checks.check_markable(pod, decision, WALL, GPU_RESOURCES, SYSTEM)
         else:
-            with pytest.raises(Refused, match=f"requests 4 GPUs, but the evidence is about {held}"):
+            with pytest.raises(Refused, match=f"requests 4 GPUs, but exporters report {held} for it"):
                 checks.check_markable(pod, decision, WALL, GPU_RESOURCES, SYSTEM)
     mixed = POD._replace(held=2, units=(unit, unit._replace(is_shared=True)))
     assert not mixed.holds(4), "a whole GPU counts as one"

@@ -169,6 +169,7 @@ def test_an_exporter_of_another_version_is_named_with_both_versions() -> None:
     del answers["old"]["allocations"]
     reading = read_nodes([parse_node(name) for name in answers], lambda url, **_: json.dumps(answers[url.host]))
     assert reading.problems == {
-        node: f"gpu-exporter {version} answers without '{key}', and this is gpu-exporter {VERSION}: update the older one"
+        node: f"the answer of gpu-exporter {version} lacks the field '{key}', but this gpu-exporter {VERSION} needs it: "
+        "update the older of the two"
         for node, version, key in (("old", "0.0.9", "allocations"), ("new", "7.1\ufffd[2J", "conditions"))
     }

@@ -135,7 +135,8 @@ class HolderTracker:
 def _list_left(resolution: Resolution, devices: Devices) -> dict[UnitId, str]:
     """Returns units that are not free although their holder has ended, each with the reason.
 
-    Such a unit becomes free when the driver lists no process on it, and no other pod may hold it.
+    Such a unit becomes free when the driver lists no process on it. If another pod possibly holds it, it stays on this
+    list.
     """
     held = {allocation.unit for allocation, _ in resolution.allocations}
     left: dict[UnitId, str] = {}

@@ -150,7 +150,7 @@ class Inventory(NamedTuple):
         return max(len(present) + lost, sum(a is None or not self.given_away(a) for a in places))
 
     def unmanaged(self) -> tuple[tuple[str, int], ...]:
-        """Returns the number of GPUs of each other kernel driver, by its name."""
+        """Returns the name of each other kernel driver, with the number of GPUs that it drives."""
         others = Counter(function.driver for function in self.functions if function.driver != self.managed)
         return tuple(sorted(others.items()))
 

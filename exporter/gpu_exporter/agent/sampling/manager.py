@@ -143,7 +143,7 @@ class DeviceManager:
         self._driver.release()
         clean = self._close(RELEASE_S)
         if clean:
-            log.info("the driver was released within %.1f s", time.monotonic() - begin)
+            log.info("the exporter has released the driver; this took %.1f s", time.monotonic() - begin)
         else:
             log.error(
                 "the driver is not released yet, because a call hangs in it; the release follows when the call ends"

@@ -152,7 +152,8 @@ class Boards:
             watch.around = Around(proof, alone, waits.expected_s(), waits.waited)
 
     def _find_proof(self, key: HolderKey, board: _Board, others: Sequence[_Board], begin: float, now: float) -> str:
-        """The reason why a member of the gang (the processes that work together) cannot continue, "" without proof.
+        """Returns the reason why a member of the gang (the processes that work together) cannot continue, "" without
+        proof.
 
         Counts a process only if it had ended or stopped when the run began, and a fault only if it is not older than
         the run.

@@ -205,13 +205,13 @@ class SpinWatch:
             self._end(effort.end, missing)
 
     def _draws(self, power_w: float) -> bool:
-        """Whether the power is too high for a GPU that only waits. False without a known power limit."""
+        """Returns whether the power is too high for a GPU that only waits. False without a known power limit."""
         limit_w = self._default_w or 0.0
         share = HALF if limit_w > self._rules.small_board_watts else NEARLY_ALL
         return limit_w > 0.0 and power_w > share * limit_w
 
     def _is_unsteady(self, effort: Effort, power_w: float) -> bool:
-        """Whether the power or the memory in use changes. Neither changes while a GPU only waits."""
+        """Returns whether the power or the memory in use changes. Neither changes while a GPU only waits."""
         before, self._memory = self._memory, effort.memory_bytes
         if power_w:
             self._levels.add(effort.end, power_w)
@@ -248,7 +248,7 @@ class SpinWatch:
             self._end(host.end, seen)
 
     def _spinning_cores(self, gpus: int) -> float:
-        """The number of CPUs that a holder may use without progress while `gpus` of its GPUs wait."""
+        """Returns the number of CPUs that a holder may use without progress while `gpus` of its GPUs wait."""
         return self._rules.cores_each * gpus + self._rules.cores_beside
 
     def _note_steps(self, host: HostProgress) -> None:
@@ -261,7 +261,7 @@ class SpinWatch:
             self._steps_read = host.end
 
     def _has_stopped(self, run: SpinRun) -> bool:
-        """Whether the training loop made steps until this run began, and has provably made none since."""
+        """Returns whether the training loop made steps until this run began, and has provably made none since."""
         since = self._silent_since
         is_read = run.until - self._steps_read <= GRACE_S
         return since is not None and abs(since - run.begin) <= GRACE_S and is_read
@@ -317,7 +317,9 @@ class SpinWatch:
         )
 
     def _published_confidence(self, confidence: str) -> str:
-        """The confidence to publish: "none" while the run is too short, "low" while it is not certain enough."""
+        """Returns the confidence to publish: "none" while the run is too short, "low" while it is not certain
+        enough.
+        """
         if self._run is None or self.known_s < self._needed_s(self._run):
             return "none"
         return confidence if self.is_stall else "low"
@@ -347,7 +349,7 @@ class SpinWatch:
         return UNKNOWN_FLOOR if self._floor_w() is None else ""
 
     def _floor_w(self) -> float | None:
-        """The power at rest in watts: the lowest seen, at most BOARDS_DIFFER times the published value.
+        """Returns the power at rest in watts: the lowest seen, at most BOARDS_DIFFER times the published value.
 
         A process with a context on the GPU may double the power at rest.
         """
@@ -356,7 +358,9 @@ class SpinWatch:
         return min(self._floor.seen_w, BOARDS_DIFFER * self._table_w)
 
     def _share(self, ratio: float) -> float:
-        """The watts at this share of the range from the power at rest to the default limit. Both must be known."""
+        """Returns the watts at this share of the range from the power at rest to the default limit. Both must be
+        known.
+        """
         floor_w, limit_w = self._floor_w(), self._default_w
         assert floor_w is not None and limit_w is not None
         return floor_w + ratio * (limit_w - floor_w)
@@ -374,7 +378,7 @@ class SpinWatch:
         return self.work.total_s >= self._rules.work_min
 
     def _highest_power(self) -> float:
-        """The highest power at which the GPU may still spin, in watts.
+        """Returns the highest power at which the GPU may still spin, in watts.
 
         It is lower if the SM activity does not fit a collective, because a small kernel that never ends looks the same.
         """
@@ -385,7 +389,7 @@ class SpinWatch:
         return min(alone_w, self._rules.low_of_work * median_w) if self._has_worked() and median_w else alone_w
 
     def _find_work(self, effort: Effort) -> str:
-        """The evidence of work in this reading, "" without evidence."""
+        """Returns the evidence of work in this reading, "" without evidence."""
         rules = self._rules
         known = {MEMORY: effort.memory_bytes, PCIE: effort.pcie, NVLINK: effort.nvlink}
         self._note((name for name, value in known.items() if value is not None), effort.start, effort.end)
@@ -464,7 +468,9 @@ class SpinWatch:
                 self._end(span.end, f"mean utilization {mean:.1%} over a minute")
 
     def _judge_power(self, run: SpinRun, step: PowerStep) -> str:
-        """The reason why the power of this step proves that the GPU does not spin, "" if there is no such proof."""
+        """Returns the reason why the power of this step proves that the GPU does not spin, "" if there is no such
+        proof.
+        """
         if step.start < run.begin:
             return ""  # a part of the step is before the run
         assert self._default_w is not None
@@ -499,13 +505,15 @@ class SpinWatch:
         return PROGRESS if self._has_nvlink else tuple(name for name in PROGRESS if name != NVLINK)
 
     def _unknown_witnesses(self, run: SpinRun) -> tuple[str, ...]:
-        """The witnesses of progress that became known later than GRACE_S after the start of the run, or never."""
+        """Returns the witnesses of progress that became known later than GRACE_S after the start of the run, or
+        never.
+        """
         latest = run.begin + GRACE_S
         return tuple(name for name in self._required() if run.since.get(name, math.inf) > latest)
 
 
 def _lowest_power(effort: Effort) -> float:
-    """The lower of a reading's two power values, in watts; 0 if both are unknown.
+    """Returns the lower of a reading's two power values, in watts; 0 if both are unknown.
 
     Some energy counters are updated once a second, so the power of one short reading may be twice the real one, or 0.
     """

@@ -95,8 +95,8 @@ class Gates:
                     )
 
     def _describe_work(self, work: Work, cores_min: float) -> str:
-        """The work of a holder on its host, in words; "" for none. Unknown activity counts as work. `cores_min`: a
-        holder that uses this many CPU cores counts as working.
+        """Returns the work of a holder on its host, in words; "" for none. Unknown activity counts as work.
+        `cores_min`: a holder that uses this many CPU cores counts as working.
         """
         if work.cpu is None:
             return "has unknown CPU use (set agent.hostActivity in the chart, --path.cgroup, or actions.host_work_max)"
@@ -113,17 +113,18 @@ class Gates:
         rest = self._proofs.read_rest(target.namespace, pods, idle_s) if pods else {}
         wall = self._clock.wall()
         for part in target.beside:
+            ends = f"the action would also end {part.name}, a member without GPUs"
             if wall - part.start_wall < KNOWN_MIN * idle_s:  # the series may be those of an earlier pod with its name
-                age = f"is younger than {KNOWN_MIN:.0%} of the idle time, so its work in that time is not known"
-                raise Refused("beside", f"{part.name} has no GPU, and the action would end it too, but it {age}")
+                why = f"its activity is unknown, because it is younger than {KNOWN_MIN:.0%} of the idle time"
+                raise Refused("beside", f"{ends}: {why}")
             work = rest.get(part.name.name, NOT_KNOWN)
             if work.cpu is None or work.io_bytes_per_s is None:
-                raise Refused("beside", f"{part.name} has no GPU, and its activity in the idle time is not known")
+                raise Refused("beside", f"{ends}: Prometheus lacks its CPU use or its disk traffic in the idle time")
             if work.cpu > self._settings.beside_cpu:
-                raise Refused("beside", f"{part.name} has no GPU, and used {work.cpu:.2f} CPUs in the idle time")
+                raise Refused("beside", f"{ends}: it used {work.cpu:.2f} CPUs in the idle time")
             if work.io_bytes_per_s > self._settings.beside_io:
                 moved = f"{work.io_bytes_per_s / 1e6:.0f} MB/s"
-                raise Refused("beside", f"{part.name} has no GPU, and read or wrote {moved} in the idle time")
+                raise Refused("beside", f"{ends}: it read and wrote {moved} in the idle time")
 
     def object_to_grace(self, target: Target) -> None:
         """Raises Refused if a member can run for longer than actions.grace_max after it was told to end."""

@@ -118,7 +118,7 @@ def what_may_follow(decision: Decision, settings: Actions) -> str:
 
 
 def _propose(decisions: Sequence[Decision], verbs: Sequence[str]) -> Proposal | Skipped:
-    """The proposal for the holders of one group, or the reason why no action is proposed."""
+    """Returns the proposal for the holders of one group, or the reason why no action is proposed."""
     answers = [_allowed(decision, verbs) for decision in decisions]
     if held := [answer for answer in answers if isinstance(answer, Skipped)]:
         return held[0]
@@ -132,7 +132,7 @@ def _propose(decisions: Sequence[Decision], verbs: Sequence[str]) -> Proposal | 
 
 
 def _allowed(decision: Decision, verbs: Sequence[str]) -> tuple[Reference, tuple[str, ...]] | Skipped:
-    """The target of a holder and the possible actions. Does not check other members of its group."""
+    """Returns the target of a holder and the possible actions. Does not check other members of its group."""
     around = decision.around
     if around is None:
         return Skipped("unknown", "its surroundings are not known")

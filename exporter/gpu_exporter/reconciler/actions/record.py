@@ -216,8 +216,8 @@ class Record:
         return self._too_many_undone(account, first, settings.resumed_max, what) or standing
 
     def _too_many_undone(self, account: Account, first: int, resumed_max: float, what: str) -> Skipped | None:
-        """The reason if owners undid too many actions: on this tenant, or on all tenants together, counted as in
-        `_pool`.
+        """Returns the reason if owners undid too many actions: on this tenant, or on all tenants together, counted as
+        in `_pool`.
         """
         acts = self._tenants(account, first, (ACTED,), RESUMED)
         own = acts.get(account.tenant, PolicyStanding(0.0, 0.0))
@@ -308,7 +308,7 @@ class Record:
             self._is_changed, self._saved_at, self._trouble = False, now, ""
 
     def _render_within(self, longest: int) -> str:
-        """The record as a text of at most `longest` characters.
+        """Returns the record as a text of at most `longest` characters.
 
         Drops parts in the order of DROPPED. Watches are dropped first, because there are many. Days are dropped last,
         because without them no action is allowed for two weeks.
@@ -417,7 +417,7 @@ def _zeros() -> list[int]:
 
 
 def _counts(numbers: Iterable[Any]) -> list[int]:
-    """The counts in the order of COUNTS. Raises ValueError if their number is wrong."""
+    """Returns the counts in the order of COUNTS. Raises ValueError if their number is wrong."""
     counts = list(need_wholes(numbers))
     if len(counts) != len(COUNTS):
         raise ValueError("wrong number of counts")
@@ -425,7 +425,7 @@ def _counts(numbers: Iterable[Any]) -> list[int]:
 
 
 def _pool(tenants: Mapping[str, PolicyStanding], regret_max: float) -> PolicyStanding | None:
-    """The record of all tenants together; None for fewer than TENANTS_MIN tenants.
+    """Returns the record of all tenants together; None for fewer than TENANTS_MIN tenants.
 
     `regret_max`: the limit on regrets; for undone actions, `resumed_max`.
 

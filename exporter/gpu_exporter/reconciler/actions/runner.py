@@ -190,8 +190,8 @@ class ActionRunner:
         self._parts.gates.object_to_grace(target)
 
     def _look_again(self, proposal: Proposal, target: Target) -> Mapping[HolderName, Decision]:
-        """New decisions on every holder that the action would end. Raises Refused if a decision has changed, and
-        AnswerError.
+        """Returns new decisions on every holder that the action would end. Raises Refused if a decision has changed,
+        and AnswerError.
         """
         holding = {part.name for part in target.ends if part.units != 0}
         found = self._parts.look_again(holding | proposal.members)
@@ -228,7 +228,7 @@ class ActionRunner:
 
 
 def _require_demand(proposal: Proposal, proven: Proven, freed: FreedGpus) -> Mapping[str, float]:
-    """The GPUs that others wait for, in the pools that all holders of the proposal belong to.
+    """Returns the GPUs that others wait for, in the pools that all holders of the proposal belong to.
 
     Raises Refused if no pod or job waits.
     """

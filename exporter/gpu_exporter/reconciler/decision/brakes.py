@@ -147,7 +147,7 @@ def freeze_together(
 
 
 def _most_s(decision: Decision, policy: Policy) -> float:
-    """The idle time after which a burst no longer delays the mark of a holder (seconds)."""
+    """Returns the idle time after which a burst no longer delays the mark of a holder (seconds)."""
     return (decision.windows or windows_of(policy)).candidate_s + policy.freeze_max
 
 
@@ -196,7 +196,7 @@ def find_bursts(
 
 
 def _limit(since: float, allocations: int, policy: Policy, usual_at: Callable[[float], float | None]) -> float:
-    """The number of GPUs that may become idle together at this time.
+    """Returns the number of GPUs that may become idle together at this time.
 
     Queries the source only if the share allows more than TOGETHER_MIN.
     """

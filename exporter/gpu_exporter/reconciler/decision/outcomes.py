@@ -215,7 +215,7 @@ class Watches:
         self._underused = underused
 
     def _is_new(self, group: Sequence[Decision]) -> bool:
-        """Whether a group became underused after the last cycle of the previous process."""
+        """Returns whether a group became underused after the last cycle of the previous process."""
         if self.last_wall is None:
             return False
         became = [
@@ -252,19 +252,19 @@ def shortest_run(decision: Decision) -> float:
 
 
 def _incarnation(decision: Decision) -> str:
-    """The pod's UID; for a job, its start time."""
+    """Returns the pod's UID; for a job, its start time."""
     return decision.incarnation or (f"{decision.start_wall:.0f}" if decision.start_wall is not None else "")
 
 
 def _rests(decision: Decision | None, incarnation: str) -> bool:
-    """Whether a holder that was underused has done no work since then. Its present stage does not matter."""
+    """Returns whether a holder that was underused has done no work since then. Its present stage does not matter."""
     if decision is None or _incarnation(decision) != incarnation:
         return False
     return decision.stage == "exempt" or not decision.active
 
 
 def _idle_since(decision: Decision, wall: float) -> bool:
-    """Whether every unit was observed as idle for the whole time since `wall` (Unix seconds)."""
+    """Returns whether every unit was observed as idle for the whole time since `wall` (Unix seconds)."""
     elapsed_s = decision.observed_wall - wall
     return all(
         unit.idle_run_s is not None and unit.sample_age_s is not None and unit.idle_run_s + SLACK_S >= elapsed_s
@@ -277,7 +277,7 @@ def _longest_gap(decision: Decision) -> float:
 
 
 def _worked(decision: Decision, watch: Watch, start: WatchStart) -> bool:
-    """Whether work ended the idle run of a unit after the watch began. Unknown time can end an idle run too."""
+    """Returns whether work ended the idle run of a unit after the watch began. Unknown time can end an idle run too."""
     gap_s = _longest_gap(decision)
     if gap_s > start.gap_s and gap_s + SLACK_S >= start.idle_s:
         return True

@@ -344,7 +344,7 @@ def _judge_idle(
 
 
 def _is_quiet(units: Sequence[UnitEvidence], policy: Policy, windows: Windows) -> bool:
-    """Whether no unit has worked for long enough, although the idle runs are short.
+    """Returns whether no unit has worked for long enough, although the idle runs are short.
 
     A container that restarts more often than its windows ends each of its idle runs.
     """
@@ -354,7 +354,7 @@ def _is_quiet(units: Sequence[UnitEvidence], policy: Policy, windows: Windows) -
 
 
 def _doubt(units: Sequence[UnitEvidence]) -> str:
-    """The reason why the idle runs prove too little for `underused`; "" if they prove enough."""
+    """Returns the reason why the idle runs prove too little for `underused`; "" if they prove enough."""
     if any(unit.witnesses is None for unit in units):
         return "the number of its witnesses is unknown"
     is_proven = all((unit.witnesses or 0) >= WITNESSES_MIN for unit in units)
@@ -375,7 +375,7 @@ HOST_HOLD_S = 1800.0  # work on the host counts for this time after it was seen;
 
 
 def _host_work(units: Sequence[UnitEvidence], policy: Policy, cores_min: float) -> str:
-    """The work of a holder on its busiest host, in words; "" if the work is below the limits or unknown.
+    """Returns the work of a holder on its busiest host, in words; "" if the work is below the limits or unknown.
 
     `cores_min`: a holder that uses this many CPU cores counts as working.
     """
@@ -390,8 +390,8 @@ def _host_work(units: Sequence[UnitEvidence], policy: Policy, cores_min: float) 
 
 
 def _host_cores(units: Sequence[UnitEvidence]) -> tuple[float, str]:
-    """The CPU cores that a holder uses on the host where it uses most, as a number and in words; 0 and "" if it uses
-    less than CORE.
+    """Returns the CPU cores that a holder uses on the host where it uses most, as a number and in words; 0 and "" if it
+    uses less than CORE.
     """
     cores, cpus = max(((unit.host_cores or 0.0, unit.host_cpus or 0.0) for unit in units), default=(0.0, 0.0))
     return (cores, describe_cores(cores, cpus)) if cores >= CORE else (0.0, "")
@@ -409,13 +409,15 @@ def _name_cores(units: Sequence[UnitEvidence]) -> str:
 
 
 def _other_work(units: Sequence[UnitEvidence]) -> str:
-    """The work of a holder outside its GPUs, in words, from its published causes; "" if no such cause is published."""
+    """Returns the work of a holder outside its GPUs, in words, from its published causes; "" if no such cause is
+    published.
+    """
     works = next((cause.name for unit in units for cause in unit.causes if cause.name in WORK_ELSEWHERE), "")
     return f"is busy outside its GPUs (cause {works})" if works else ""
 
 
 def _past_work(units: Sequence[UnitEvidence], shortest: float, windows: Windows) -> str:
-    """The last work of a holder outside its GPUs, in words; "" if it no longer counts.
+    """Returns the last work of a holder outside its GPUs, in words; "" if it no longer counts.
 
     Work counts for HOST_HOLD_S. Work that was seen when the GPUs had been idle for long enough counts for as long as
     these stay idle: otherwise a load near the limit would set and withdraw the mark again and again.

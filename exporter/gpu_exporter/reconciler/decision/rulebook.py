@@ -143,13 +143,13 @@ def _criteria(match: Match, holder: HolderEvidence, around: Surroundings | None)
 
 
 def _what(key: str) -> str:
-    """The word for one value of a criterion of JOB_LISTS."""
+    """Returns the word for one value of a criterion of JOB_LISTS."""
     return key if key == "qos" else key.removesuffix("s").replace("_", " ")
 
 
 def _fit_live(patterns: Sequence[str], values: Sequence[str] | None, what: str) -> bool | str:
-    """Whether a value of the live job fits a pattern. Returns the reason if Slurm does not show the values, or if only
-    some of several fit: the job uses one of them, and Slurm does not show which.
+    """Returns whether a value of the live job fits a pattern. Returns the reason if Slurm does not show the values, or
+    if only some of several fit: the job uses one of them, and Slurm does not show which.
     """
     if values is None:
         return f"Slurm does not show its {what}"
@@ -160,7 +160,9 @@ def _fit_live(patterns: Sequence[str], values: Sequence[str] | None, what: str) 
 
 
 def _fit_all(patterns: Sequence[str], values: frozenset[str], what: str) -> bool | str:
-    """Whether the only value in the series fits a pattern. Returns the reason if there is no value, or several."""
+    """Returns whether the only value in the series fits a pattern. Returns the reason if there is no value, or
+    several.
+    """
     if len(values) != 1 or not min(values):
         return (
             NO_LABEL.format(what=what) if len(values) < 2 else f"its series have more than one {what}: {sorted(values)}"

@@ -199,7 +199,7 @@ def _settle_gang(decision: Decision, gang: _Gang, waiting_max_s: float) -> Decis
 
 
 def _waits(gang: _Gang, missing: int, title: str) -> str:
-    """The reason why a gang waits; "" if it does not wait."""
+    """Returns the reason why a gang waits; "" if it does not wait."""
     if missing:
         return f"{title} still waits for {_members(missing)}"
     if gang.waits is not None:
@@ -209,12 +209,14 @@ def _waits(gang: _Gang, missing: int, title: str) -> str:
 
 
 def _other(found: Sequence[Decision], decision: Decision) -> Decision | None:
-    """The first decision on another holder."""
+    """Returns the first decision on another holder."""
     return next((each for each in found if each.name != decision.name), None)
 
 
 def _unknown(member: Member, decision: Decision | None) -> str:
-    """The reason why the evidence does not show that a member is idle; "" for a member that is shown to be idle."""
+    """Returns the reason why the evidence does not show that a member is idle; "" for a member that is shown to be
+    idle.
+    """
     if decision is None:
         return "it has no series"
     if decision.stage not in IDLE:

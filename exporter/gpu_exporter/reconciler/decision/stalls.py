@@ -114,7 +114,7 @@ def _count(members: Collection[Member], holders: Mapping[HolderName, HolderEvide
 
 
 def _describe_host(unit: UnitEvidence, ratio: float, policy: Policy) -> str:
-    """The work of a holder on the host of a GPU at rest, in words; "" if it is below the limits or unknown."""
+    """Returns the work of a holder on the host of a GPU at rest, in words; "" if it is below the limits or unknown."""
     if (unit.host_cpu_ratio or 0.0) > ratio:
         return f"{unit.host_cpu_ratio:.0%} of its CPUs"
     io = unit.host_io_bytes_per_s or 0.0

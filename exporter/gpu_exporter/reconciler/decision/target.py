@@ -144,7 +144,7 @@ def why_not(
 
 
 def _membership(target: Target) -> Skipped | None:
-    """The reason why members of the target are unknown or missing; None if all are known and present."""
+    """Returns the reason why members of the target are unknown or missing; None if all are known and present."""
     if target.unread:
         return Skipped("unread", f"a possible member cannot be read: {target.unread[0]}{_more(target.unread)}")
     if target.strangers:
@@ -162,7 +162,7 @@ def _membership(target: Target) -> Skipped | None:
 
 
 def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped | None:
-    """The reason why the members with GPUs differ from the underused holders; None if they are the same."""
+    """Returns the reason why the members with GPUs differ from the underused holders; None if they are the same."""
     holders = {part.name: part for part in target.ends if part.units != 0}
     if not holders:
         return Skipped("members", "it has no member that holds GPUs")
@@ -182,7 +182,7 @@ def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipp
 
 
 def _care(target: Target, decisions: Mapping[HolderName, Decision]) -> Skipped | None:
-    """The reason why the class or an owner's wish forbids the action; None if neither does.
+    """Returns the reason why the class or an owner's wish forbids the action; None if neither does.
 
     The label of the target sets its class. Without this label, the class of its members counts. A label of a member can
     only make the class more careful.

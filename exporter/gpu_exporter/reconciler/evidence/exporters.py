@@ -273,7 +273,7 @@ class ExporterSource:
         )
 
     def _works(self, series: _AllocationSeries) -> bool:
-        """Whether a holder works outside its GPUs now."""
+        """Returns whether a holder works outside its GPUs now."""
         if self._limits is None or any(cause.name in WORK_ELSEWHERE for cause in series.causes):
             return self._limits is not None
         cpu, io = (series.values.get(f"gpu_allocation_host_{name}", 0.0) for name in HOST_WORK)
@@ -288,7 +288,7 @@ class ExporterSource:
         return wall - times[key] if key in times else None
 
     def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:
-        """The value on the page, else the last known value if it is at most HOST_KEEP_S old, else None."""
+        """Returns the value on the page, else the last known value if it is at most HOST_KEEP_S old, else None."""
         place = (*key, name)
         if name in values:
             self._host[place] = wall, values[name]

@@ -343,7 +343,7 @@ class PromQLSource:
         return found
 
     def _read_models(self, uuids: Collection[str]) -> Mapping[str, str]:
-        """The models of these GPUs, if wanted. Each model is read only once, because it does not change."""
+        """Returns the models of these GPUs, if wanted. Each model is read only once, because it does not change."""
         if self._models is None:
             return {}
         unknown = sorted(set(uuids) - self._models.keys())
@@ -398,7 +398,7 @@ class PromQLSource:
         return found
 
     def _unnamed(self, query: str) -> list[VectorRow]:
-        """The rows without the name of their metric, which some functions keep, and others drop."""
+        """Returns the rows without the name of their metric, which some functions keep, and others drop."""
         rows = self.query(query)
         for row in rows:
             row.labels.pop("__name__", None)
@@ -519,7 +519,7 @@ def _by_unit(facts: Facts, fact: str) -> dict[UnitKey, float]:
 
 
 def _more_careful(metric: str, rows: Iterable[VectorRow]) -> dict[UnitKey, float]:
-    """The value of each unit. If a unit has two series, the value that makes a mark less likely counts."""
+    """Returns the value of each unit. If a unit has two series, the value that makes a mark less likely counts."""
     worst = MORE_CAREFUL[metric]
     values: dict[UnitKey, float] = {}
     for row in rows:
@@ -529,7 +529,7 @@ def _more_careful(metric: str, rows: Iterable[VectorRow]) -> dict[UnitKey, float
 
 
 def _cores(cpus: Iterable[VectorRow], ratios: Iterable[VectorRow]) -> list[VectorRow]:
-    """The CPU cores in use, if CORE or more: the number of CPUs times the share in use, of the same series."""
+    """Returns the CPU cores in use, if CORE or more: the number of CPUs times the share in use, of the same series."""
     shares = {_series(row.labels): row.value for row in ratios}
     cores = (VectorRow(row.labels, row.value * shares.get(_series(row.labels), 0.0)) for row in cpus)
     return [row for row in cores if row.value >= CORE]
@@ -544,5 +544,5 @@ def _unit_key(labels: dict[str, str]) -> UnitKey:
 
 
 def _series(labels: dict[str, str]) -> Series:
-    """The labels that identify a series within its metric."""
+    """Returns the labels that identify a series within its metric."""
     return frozenset(labels.items())

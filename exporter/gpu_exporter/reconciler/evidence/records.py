@@ -369,7 +369,7 @@ def title(name: HolderName, users_id: str = "") -> str:
 
 
 def _of_the_last_run(units: tuple[UnitEvidence, ...]) -> tuple[UnitEvidence, ...]:
-    """The units of a job's last run. All series of one run have the same start.
+    """Returns the units of a job's last run. All series of one run have the same start.
 
     A job that was requeued after a node failure keeps its id. The series of its former node keep their last values for
     some time, although the job no longer holds those GPUs.
@@ -382,7 +382,7 @@ def _of_the_last_run(units: tuple[UnitEvidence, ...]) -> tuple[UnitEvidence, ...
 
 @lru_cache(maxsize=10_000)  # many holders of few users
 def _facts(rows: frozenset[tuple[str, ...]]) -> Mapping[str, frozenset[str]]:
-    """The values of each of FACTS in these rows. The columns of a row are in the order of FACTS."""
+    """Returns the values of each of FACTS in these rows. The columns of a row are in the order of FACTS."""
     return MappingProxyType({fact: frozenset(row[i] for row in rows) for i, fact in enumerate(FACTS)})
 
 

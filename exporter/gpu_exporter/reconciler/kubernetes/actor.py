@@ -133,7 +133,9 @@ class PodActor:
         raise AssertionError("unreachable")
 
     def _read_again(self, lever: Lever, conflict: MarkError) -> Json:
-        """The present lever, in the form of TargetReader. Raises MarkError, `conflict` if it is gone or unreadable."""
+        """Returns the present lever, in the form of TargetReader. Raises MarkError, `conflict` if it is gone or
+        unreadable.
+        """
         group, version, namespace, _, name = lever.place
         link = Link(f"{group}/{version}", lever.kind, name, lever.reference.uid)
         found = self._owners.look(namespace, self._clock.monotonic() + AGAIN_S).read(link)
@@ -179,7 +181,7 @@ def _describe_left(name: str, metadata: Json) -> str:
 
 
 def _setting(entry: Entry) -> tuple[tuple[str, ...], Any]:
-    """The path and the new value of the field that an action sets."""
+    """Returns the path and the new value of the field that an action sets."""
     if entry.verb == DEACTIVATE:
         return ("spec", "active"), False
     path = SHAPES[entry.target.group, entry.target.kind].rest

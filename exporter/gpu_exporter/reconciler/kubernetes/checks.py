@@ -68,10 +68,10 @@ def check_markable(
     if pod["spec"].get("resourceClaims"):  # these add GPUs, which the kubelet counts
         if decision.held is None or asked > decision.held:
             beside = f"the pod requests {asked} GPUs beside its claims"
-            raise Refused("gpus", f"{beside}, but the evidence is about {decision.held}")
+            raise Refused("gpus", f"{beside}, but exporters report {decision.held} for it")
     elif not decision.holds(asked):
-        hint = "" if asked else "; if its GPUs are another resource, set --attribution.resource"
-        raise Refused("gpus", f"the pod requests {asked} GPUs, but the evidence is about {decision.held}{hint}")
+        hint = "" if asked else "; if its GPUs have another resource name, set --attribution.resource"
+        raise Refused("gpus", f"the pod requests {asked} GPUs, but exporters report {decision.held} for it{hint}")
     object_to_containers(pod, decision.needed_s, wall, resources)
 
 

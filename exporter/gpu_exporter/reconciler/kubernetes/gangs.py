@@ -49,7 +49,7 @@ def is_member(metadata: Mapping[str, Any]) -> bool:
 
 
 def _named(metadata: Mapping[str, Any]) -> set[Key]:
-    """The groups that labels, annotations or the spec name, by a known key or by any key that means a gang.
+    """Returns the groups that labels, annotations or the spec name, by a known key or by any key that means a gang.
 
     One scheduler may use several keys, so only the names count: two groups with the same name are one group.
     """
@@ -69,7 +69,7 @@ def _places(metadata: Mapping[str, Any]) -> tuple[Mapping[str, str], Mapping[str
 
 
 def _names(metadata: Mapping[str, Any]) -> list[Key]:
-    """The labels and annotations that name the gang of the pod, with their values."""
+    """Returns the labels and annotations that name the gang of the pod, with their values."""
     return [
         (name, value)
         for place in _places(metadata)

@@ -149,7 +149,7 @@ class PodMarker:
         return [*marks, *again]
 
     def _metadata_of(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-        """The metadata of pods that are malformed or too large. This is enough to withdraw a mark."""
+        """Returns the metadata of pods that are malformed or too large. This is enough to withdraw a mark."""
         for namespace, _, name in (full.partition("/") for full in names[:ALONE_MAX]):
             try:
                 yield trim(self.api.read_metadata(namespace, name))
@@ -157,8 +157,8 @@ class PodMarker:
                 log.warning("pod %s/%s: its mark cannot be read: %s", namespace, name, exc)
 
     def _list_pending(self) -> tuple[list[Mark], int]:
-        """The marks of pods that are pending again, e.g. after a node restart; and the number of other pods with the
-        label.
+        """Returns the marks of pods that are pending again, e.g. after a node restart; and the number of other pods
+        with the label.
 
         The list contains only metadata, and stops at its limits, because thousands of pods may still be waiting to
         start.

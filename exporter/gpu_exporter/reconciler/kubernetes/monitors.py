@@ -173,7 +173,7 @@ def _selector(found: Any) -> Json | None:
         return None
     labels, rules = found.get("matchLabels") or {}, found.get("matchExpressions") or []
     if not isinstance(labels, dict) or not all(isinstance(rule.get("values") or [], list) for rule in rules):
-        raise ValueError("a selector is no LabelSelector")
+        raise ValueError("a selector is not a valid LabelSelector")
     return {"matchLabels": labels, "matchExpressions": rules}
 
 

@@ -332,7 +332,7 @@ class OwnerLook:
         return self._api.call(function, *what, keep=keep)
 
     def _core(self) -> Mapping[str, Any]:
-        """The kinds of the core group that control pods, each with the function that reads it."""
+        """Returns the kinds of the core group that control pods, each with the function that reads it."""
         core = self._api.core
         return {"Pod": core.read_namespaced_pod, "ReplicationController": core.read_namespaced_replication_controller}
 
@@ -360,7 +360,9 @@ class OwnerLook:
         return Unread(link, KIND, f"{link.title}: the API server serves no such namespaced kind")
 
     def _discover(self, version: str) -> Mapping[str, str] | None:
-        """The resources of a group and version, requested once; None above the limit of requests. Raises MarkError."""
+        """Returns the resources of a group and version, requested once; None above the limit of requests. Raises
+        MarkError.
+        """
         if version not in self._tables:
             if self._discoveries_left <= 0:
                 return None

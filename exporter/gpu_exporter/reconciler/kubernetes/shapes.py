@@ -97,7 +97,7 @@ def _job_wants(found: Found) -> Wanted:
 
 
 def _jobset_wants(found: Found) -> Wanted:
-    """The number of pods that a JobSet wants, by replicated job.
+    """Returns the number of pods that a JobSet wants, by replicated job.
 
     Counts the pods that the existing Jobs want, plus all pods of Jobs that do not exist yet.
     """
@@ -152,7 +152,7 @@ def _kubeflow_role(labels: Mapping[str, Any], owner_labels: Mapping[str, Any]) -
 
 
 def _by_selector(labels: Mapping[str, Any], found: Found) -> bool:
-    """Whether the selector of an existing Job or StatefulSet selects these labels."""
+    """Returns whether the selector of an existing Job or StatefulSet selects these labels."""
     return any(selects(_spec(each).get("selector"), labels) for each in (found.target, *found.between.values()))
 
 
@@ -190,8 +190,8 @@ def _status(found: Json) -> Json:
 
 
 def _mapping(value: Any) -> Json:
-    """A part of an object, if it is a mapping. Otherwise empty, because the definition of its kind may allow other
-    values.
+    """Returns a part of an object, if it is a mapping. Otherwise empty, because the definition of its kind may allow
+    other values.
     """
     return value if isinstance(value, dict) else {}
 

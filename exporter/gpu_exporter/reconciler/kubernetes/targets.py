@@ -208,7 +208,7 @@ class TargetReader:
                 yield controller_of(metadata), PodView(trim(metadata), None, "", "", (reason, why))
 
     def _trim_pod(self, pod: Json, link: Link, shape: Shape) -> tuple[Link | None, PodView] | None:
-        """A pod with the reference to its controller; None for a pod that cannot be related to the target."""
+        """Returns a pod with the reference to its controller; None for a pod that cannot be related to the target."""
         if has_ended(pod):
             return None
         metadata = pod["metadata"]
@@ -376,7 +376,9 @@ def _counts(value: Any) -> Any:
 
 
 def _below_pods(members: Sequence[PodView], dependents: Sequence[tuple[PodView, frozenset[str]]]) -> list[str]:
-    """The pods that the garbage collector deletes after the members, because one of their owners is a pod that ends."""
+    """Returns the pods that the garbage collector deletes after the members, because one of their owners is a pod that
+    ends.
+    """
     ending = {str(pod.metadata["uid"]) for pod in members}
     own, found = frozenset(ending), list[str]()
     left = [(pod, above) for pod, above in dependents if str(pod.metadata["uid"]) not in own]
@@ -404,7 +406,7 @@ def _wish_text(why: str, idle_after_s: float, idle_s: float) -> str:
 
 
 def _above(found: Json, title: str) -> str:
-    """The controller that would undo the action, or that depends on the target, in words; "" for none."""
+    """Returns the controller that would undo the action, or that depends on the target, in words; "" for none."""
     owner = controller_of(found["metadata"])
     if owner is not None:
         why = "whose other runs depend on it" if owner.kind == "CronJob" else "which would undo the action"
@@ -415,7 +417,9 @@ def _above(found: Json, title: str) -> str:
 
 
 def _obstacle(live: Json, title: str) -> Skipped | None:
-    """The reason why an object cannot be suspended or stopped: it is being deleted, ended or suspended already."""
+    """Returns the reason why an object cannot be suspended or stopped: it is being deleted, ended or suspended
+    already.
+    """
     metadata, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
     if metadata.get("deletionTimestamp"):
         return Skipped("terminating", f"{title} is being deleted")
@@ -429,7 +433,7 @@ def _obstacle(live: Json, title: str) -> Skipped | None:
 
 
 def _undo(verb: str, lever: Lever) -> str:
-    """The command that resumes the object."""
+    """Returns the command that resumes the object."""
     group, _, namespace, plural, name = lever.place
     if verb == STOP:
         return f"kubectl annotate -n {namespace} notebook {name} {STOPPED}-"

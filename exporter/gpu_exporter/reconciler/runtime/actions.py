@@ -116,7 +116,7 @@ class ActionPlan(NamedTuple):
 
 
 def _actor(marker: Marker, policy: Policy) -> Actor:
-    """The actor for the objects that this marker marks."""
+    """Returns the actor for the objects that this marker marks."""
     if isinstance(marker, JobMarker):
         return JobActor(marker, policy)
     from gpu_exporter.reconciler.kubernetes.actor import PodActor

@@ -122,7 +122,7 @@ def explain_once(
 
 
 def _say_last_seen(source: ExplainingSource, names: Sequence[HolderName]) -> str:
-    """The last time at which any of these holders held a GPU, in words; "" if unknown."""
+    """Returns the last time at which any of these holders held a GPU, in words; "" if unknown."""
     try:
         last = source.read_last_seen(names[0]) if names else None
     except AnswerError:
@@ -134,7 +134,7 @@ def _say_last_seen(source: ExplainingSource, names: Sequence[HolderName]) -> str
 
 
 def _say_nearest(source: ExplainingSource, holder: str) -> str:
-    """The holder with the most similar name; "" if no name is similar."""
+    """Returns the holder with the most similar name; "" if no name is similar."""
     try:
         found = {name for name, _ in source.find_holders(lambda labels, _host: labels.get("uuid", ""))}
     except AnswerError:
@@ -166,7 +166,9 @@ def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivi
 
 
 def _read_use(source: ExplainingSource, decision: Decision, policy: Policy) -> UseOfUnits:
-    """The holder's use of its units. Omits units whose last sample is old, because their node may be silent now."""
+    """Returns the holder's use of its units. Omits units whose last sample is old, because their node may be silent
+    now.
+    """
     try:
         found = source.read_use(decision.name, decision.units)
     except AnswerError as exc:
@@ -177,7 +179,7 @@ def _read_use(source: ExplainingSource, decision: Decision, policy: Policy) -> U
 
 
 def _read_waiting(source: ExplainingSource, decision: Decision) -> Mapping[str, float]:
-    """The GPUs that others wait for, by pool. Queried only for a holder that uses its GPUs poorly."""
+    """Returns the GPUs that others wait for, by pool. Queried only for a holder that uses its GPUs poorly."""
     if decision.stage not in LABELLED and not any(unit.causes for unit in decision.units):
         return {}
     try:

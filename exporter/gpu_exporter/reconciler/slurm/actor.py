@@ -152,23 +152,23 @@ class JobActor:
 
 
 def _components(jobs: Sequence[LiveJob], name: str) -> list[LiveJob]:
-    """The components of a job that have not ended, the leader first. An ordinary job has one component."""
+    """Returns the components of a job that have not ended, the leader first. An ordinary job has one component."""
     found = [job for job in jobs if name in (job.job_id, job.leader) and not job.has_ended]
     return sorted(found, key=lambda job: (job.job_id != name, need_whole(job.job_id)))
 
 
 def _fixed(job: LiveJob) -> tuple[str, str]:
-    """The run of a job, and its Comment without the mark of the reconciler."""
+    """Returns the run of a job, and its Comment without the mark of the reconciler."""
     return job.incarnation, job.marked.get("Comment", job.comment)
 
 
 def _holds_gpus(job: LiveJob) -> bool:
-    """Whether Slurm gave GPUs to the job, or the job asked for GPUs."""
+    """Returns whether Slurm gave GPUs to the job, or the job asked for GPUs."""
     return bool(job.gpus) or job.asks
 
 
 def _unmarked(holding: Sequence[LiveJob]) -> Skipped | None:
-    """The reason why the action must not run, None if it may run.
+    """Returns the reason why the action must not run, None if it may run.
 
     Each component with GPUs must have the mark `underused`, and at least one component must have GPUs.
     """

@@ -82,7 +82,7 @@ def _count(tres: str) -> int:
 
 
 def _number(text: str) -> int:
-    """Parses a number of nodes or tasks: `2`, or the minimum `2` of `2-4`; 1 if Slurm does not show it yet."""
+    """Returns a number of nodes or tasks: `2`, or the minimum `2` of `2-4`; 1 if Slurm does not show it yet."""
     match = re.match("[0-9]+", text)
     return max(1, need_whole(match[0])) if match else 1
 

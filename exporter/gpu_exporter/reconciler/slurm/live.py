@@ -183,7 +183,8 @@ def _leader(row: dict[str, Any]) -> str:
 
 
 def _given(row: dict[str, Any]) -> tuple[int | None, bool, bool]:
-    """Returns three facts: the GPUs that Slurm gave a job, whether they are only parts, whether it may have GPUs.
+    """Returns the number of GPUs that Slurm gave a job, whether they are only a part of a GPU, whether it may have
+    GPUs.
 
     The second value is true for shard and mps. The third is true if the job asks for GPUs or may have some. Only
     `gres_detail` shows the GPU of a part. If AccountingStorageTRES does not name GPUs, which is the default, only
@@ -212,7 +213,7 @@ def _dependencies(text: str) -> frozenset[str]:
 
 
 def _split(names: str | None) -> tuple[str, ...] | None:
-    """The names in a list such as that of sbatch(1), --reservation; "" contains no name."""
+    """Returns the names in a list such as that of sbatch(1), --reservation; "" contains no name."""
     return None if names is None else tuple(filter(None, names.split(",")))
 
 

@@ -333,7 +333,7 @@ def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
     object_to_job(job)
     object_to_start(job, decision.start_wall or 0.0)
     if job.gpus is not None and job.gpus != decision.held:
-        raise Refused("gpus", f"Slurm gave the job {job.gpus} GPUs, but the evidence is about {decision.held}")
+        raise Refused("gpus", f"Slurm gave the job {job.gpus} GPUs, but exporters report {decision.held} for it")
     object_to_texts(job)
 
 

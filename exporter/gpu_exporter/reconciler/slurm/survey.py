@@ -94,8 +94,8 @@ def find_dependent(components: Collection[LiveJob], jobs: Collection[LiveJob]) -
 
 
 def read_keep(job: LiveJob, policy: Policy) -> tuple[float, Exemption | None, str]:
-    """Returns the job's wish to keep idle GPUs: its seconds (0 for no wish), its text, and why it cannot be read ("" if
-    it can).
+    """Returns for how long the job's owner wants to keep idle GPUs (seconds, 0 without a wish), the exemption that this
+    wish gives, and why the wish cannot be parsed ("" if it can).
     """
     match = KEEP.search(job.comment)
     if match is None:

@@ -175,8 +175,8 @@ def parse(text: str) -> tuple[list[Row], str]:
         if "version" not in answer:
             raise
         raise AnswerError(
-            f"gpu-exporter {_text(answer['version'])} answers without {exc}, and this is gpu-exporter {VERSION}: "
-            "update the older one"
+            f"the answer of gpu-exporter {_text(answer['version'])} lacks the field {exc}, but this gpu-exporter "
+            f"{VERSION} needs it: update the older of the two"
         ) from exc
 
 

@@ -88,7 +88,7 @@ class FiledJobs:
         return "" if not kinds or (kinds == {"mps"} and file.mps is False) else part
 
     def gpus_of(self, file: JobFile, look: SlurmSnapshot) -> JobGpus:
-        """Returns the GPUs of this node of which a job with such a file (`names`) has all or a part."""
+        """Returns the GPUs of this node of which a job has all or a part. The method `names` must accept `file`."""
         assert file.run is not None
         total, share = len(file.indexes) if file.run.nodes == 1 else None, self.share_of(file, look)
         if not share:

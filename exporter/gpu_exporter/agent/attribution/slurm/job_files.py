@@ -235,8 +235,10 @@ def _check_writers(status: os.stat_result, name: str, owner: int = 0) -> None:
 
 
 def _read(directory: int, name: str, most: int = READ_MAX, owner: int = 0) -> tuple[str, float]:
-    """Returns text and date of a file of root, the exporter's user or `owner`. Raises OSError,
-    ValueError, SourceError.
+    """Returns the text of a file, and when the file was written (Unix seconds).
+
+    `owner`: a user who may own the file, besides root and the exporter's user (uid). Raises OSError, ValueError,
+    SourceError.
     """
     with open_regular(name, lambda status: _check_writers(status, "the file", owner), directory=directory) as file:
         written = os.fstat(file.fileno()).st_mtime

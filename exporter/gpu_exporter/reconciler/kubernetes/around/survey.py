@@ -139,7 +139,7 @@ class PodSurveyor:
         return {name: self._guarded(name, wall) for name in names}
 
     def _guarded(self, name: HolderName, wall: float) -> Surroundings | Unreadable:
-        """The surroundings of one holder. An error on its objects does not affect other holders."""
+        """Returns the surroundings of one holder. An error on its objects does not affect other holders."""
         try:
             return self._surroundings(name, wall)
         except Exception as exc:
@@ -232,8 +232,8 @@ class PodSurveyor:
         return found
 
     def _route(self, pod: PodView, view: NamespaceView, owners: Sequence[Owner], gang: _SharedGang) -> Route:
-        """The object that sends requests to the pod or scales it, or sends requests to another member of its gang, now
-        or within the last SERVED_KEEP_S.
+        """Returns the object that sends requests to the pod or scales it, or sends requests to another member of its
+        gang, now or within the last SERVED_KEEP_S.
         """
         uid, now = str(pod.metadata["uid"]), self._clock.monotonic()
         scaled = next(filter(None, (view.scaled.get((each.kind, each.link.name)) for each in owners)), "")
@@ -261,7 +261,7 @@ def _ancestry(look: OwnerLook, pod: PodView) -> list[Link]:
 
 
 def _chain(look: OwnerLook, namespace: str, name: str, pod: PodView) -> Chain | Unreadable:
-    """The controllers above a pod. A malformed controller does not affect other pods. Raises MarkError."""
+    """Returns the controllers above a pod. A malformed controller does not affect other pods. Raises MarkError."""
     try:
         return look.chain(pod.metadata)
     except MarkError:
@@ -272,7 +272,9 @@ def _chain(look: OwnerLook, namespace: str, name: str, pod: PodView) -> Chain | 
 
 
 def _lonely(pod: PodView, view: NamespaceView, ancestry: Sequence[Link]) -> Unreadable | None:
-    """The reason why a pod cannot be judged: members of its gang are not known. None if the pod can be judged."""
+    """Returns the reason why a pod cannot be judged: members of its gang are not known. None if the pod can be
+    judged.
+    """
     name = pod.metadata["name"]
     if sign := unnamed_gang(pod.metadata, ancestry):
         why = f"{shorten(sign, SIGN_MAX)} makes pod {name} a member of a gang, but no known label names the gang"
@@ -284,12 +286,13 @@ def _lonely(pod: PodView, view: NamespaceView, ancestry: Sequence[Link]) -> Unre
 
 
 def _left_out(namespace: str, name: str, reason: str, why: str) -> Unreadable:
-    """The result for a pod that is malformed or too large."""
+    """Returns the result for a pod that is malformed or too large."""
     return Unreadable(f"pod {namespace}/{name} cannot be read: {why}", reason=reason, kind="Pod")
 
 
 def _gangs_of(namespace: str, links: Mapping[str, Sequence[Link]], view: NamespaceView) -> dict[str, _SharedGang]:
-    """The gang of each pod that holds GPUs. Pods of one gang share one object, which may have thousands of members.
+    """Returns the gang of each pod that holds GPUs. Pods of one gang share one object, which may have thousands of
+    members.
 
     `links`: by pod, references to its controllers, nearest first.
     """
@@ -312,7 +315,7 @@ def _gangs_of(namespace: str, links: Mapping[str, Sequence[Link]], view: Namespa
 def _shared_route(
     names: Sequence[str], pods: Mapping[str, PodView], links: Mapping[str, Sequence[Link]], view: NamespaceView
 ) -> Route:
-    """The first route to a member of a gang, or the first autoscaler of a controller above a member."""
+    """Returns the first route to a member of a gang, or the first autoscaler of a controller above a member."""
     for name in names:
         route = pods[name].route
         scaled = (view.scaled.get((link.kind, link.name)) for link in links[name])
@@ -373,7 +376,7 @@ def describe(
 
 
 def _find_reservation(namespace: str) -> Exemption | None:
-    """The exemption of a scheduler's reservation pods, which an older exporter reports as holders."""
+    """Returns the exemption of a scheduler's reservation pods, which an older exporter reports as holders."""
     if namespace not in RESERVATION_NAMESPACES:
         return None
     return Exemption("namespace", f"the pods of namespace {namespace} only reserve GPUs for other pods")

@@ -78,7 +78,7 @@ def _texts(value: Any, what: str, odd: list[tuple[str, str]]) -> Mapping[str, st
 
 
 def _rows(value: Any, what: str, odd: list[tuple[str, str]]) -> list[Mapping[str, Any]]:
-    """A list of JSON objects. Omits other values, and records them in `odd`."""
+    """Returns a list of JSON objects. Omits other values, and records them in `odd`."""
     if value is None:
         return []
     rows: list[Mapping[str, Any]] = []
@@ -90,7 +90,7 @@ def _rows(value: Any, what: str, odd: list[tuple[str, str]]) -> list[Mapping[str
 
 
 def _references(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The owner references that matter: the controller first, then pods."""
+    """Returns the owner references that matter: the controller first, then pods."""
     controller = next((row for row in rows if row.get("controller")), None)
     pods = [row for row in rows if row.get("kind") == "Pod" and row is not controller]
     chosen = [row for row in (controller, *pods[:REFERENCES_MAX]) if row is not None]
@@ -102,7 +102,7 @@ def _references(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _written(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The entries of managedFields for the labels and annotations that the reconciler reads."""
+    """Returns the entries of managedFields for the labels and annotations that the reconciler reads."""
     kept = []
     for entry in entries:
         written = (entry.get("fieldsV1") or {}).get("f:metadata") or {}

@@ -186,7 +186,7 @@ class _NamespaceReader:
 
 
 def _view_front(pod: Json, route: Route) -> PodView | None:
-    """The part of a served pod without GPUs that names its gang; None if it shows nothing about other pods."""
+    """Returns the part of a served pod without GPUs that names its gang; None if it shows nothing about other pods."""
     if not route.title or route.is_weak:
         return None
     metadata = pod["metadata"]
@@ -201,7 +201,7 @@ _Trimmed: TypeAlias = tuple[list[Link | str], PodView | None, PodView | None]
 
 
 def _addresses(pod: Json) -> tuple[list[str], str]:
-    """The addresses and the subdomain of a pod. A malformed part counts as missing."""
+    """Returns the addresses and the subdomain of a pod. A malformed part counts as missing."""
     try:
         ips = [str(each["ip"]) for each in (pod.get("status") or {}).get("podIPs") or ()]
         return ips, str(pod["spec"].get("subdomain") or "")

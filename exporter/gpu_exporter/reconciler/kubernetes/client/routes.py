@@ -183,7 +183,7 @@ def trim_pool(pool: Json) -> Pool:
     name, selector = need_name(pool["metadata"]["name"]), pool["spec"]["selector"]
     labels = selector.get("matchLabels", selector)
     if not all(isinstance(each, str) for item in labels.items() for each in item):
-        raise ValueError("its selector is not a list of labels")
+        raise ValueError("a key or a value in its selector is not a string")
     return Pool(name, Route(f"InferencePool/{name}"), frozenset(labels.items()))
 
 

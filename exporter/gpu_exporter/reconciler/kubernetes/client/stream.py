@@ -171,7 +171,7 @@ class ListReader(Generic[T]):
             self._read_on()
 
     def _value(self) -> Any:
-        """The next value. Raises NotJson."""
+        """Returns the next value. Raises NotJson."""
         while True:
             try:
                 return self._decoded()
@@ -181,7 +181,9 @@ class ListReader(Generic[T]):
                 self._read_on()
 
     def _decoded(self) -> Any:
-        """The next value, if it is complete. Otherwise raises _Incomplete or _Undecoded, and keeps the position."""
+        """Returns the next value, if it is complete. Otherwise raises _Incomplete or _Undecoded, and keeps the
+        position.
+        """
         self._peek()
         self._head = self._text[self._at : self._at + HEAD]
         try:
@@ -253,7 +255,7 @@ class ListReader(Generic[T]):
             raise NotJson("it ends too early")
 
     def _peek(self) -> str:
-        """The next character that is not white space. Moves the position to this character."""
+        """Returns the next character that is not white space. Moves the position to this character."""
         while (match := NOT_SPACE.search(self._text, self._at)) is None:
             self._at = len(self._text)
             self._need_more()
@@ -266,7 +268,7 @@ class ListReader(Generic[T]):
         self._at += 1
 
     def _follows(self, end: str) -> bool:
-        """Whether another element follows. Consumes the `,` before it, or the closing bracket `end`."""
+        """Returns whether another element follows. Consumes the `,` before it, or the closing bracket `end`."""
         if self._peek() == end:
             self._at += 1
             return False
