@@ -218,12 +218,12 @@ CAUSES: Mapping[str, Meaning] = {
     ),
     "checkpoint_share": Meaning(
         "the loop reports waits for its checkpoints",
-        "its loop spends {phase_ratio} of its steps on checkpoints",
+        "its loop spends {phase_ratio} of its time on checkpoints",
         "write checkpoints asynchronously or less often",
     ),
     "cpu_logging": Meaning(
         "metrics or logs in each step",
-        "its loop spends {phase_ratio} of its steps on logging",
+        "its loop spends {phase_ratio} of its time on logging",
         "log less often, and read values from the GPU only when you log them",
     ),
     "launch_bound": Meaning(
