@@ -296,7 +296,7 @@ def time_slicing_that_is_not_full(site: Site) -> Truth:
     for name in "ab":
         site.pod(name, "n1", 1)
     site.offer("n1", 8)
-    return Truth({"held": (6, 7.5), "present": 12}, {"ml/a": {"held": (3, 6)}, "ml/b": {"held": (1.4, 3)}})
+    return Truth({"held": 6, "free": 6, "present": 12}, {"ml/a": {"held": 3}, "ml/b": {"held": 3}})
 
 
 @case()
@@ -376,13 +376,14 @@ def mig_strategy_single(site: Site) -> Truth:
 
 @case()
 def a_node_of_which_half_is_seen(site: Site) -> Truth:
-    """Eight GPUs. The exporter shows the four of one pod; another pod has the rest."""
+    """Eight GPUs. The exporter shows the four of one pod; another pod has the rest. Pods that share four look alike."""
     for number in range(4):
         site.gpu("n1", number, "seen")
     for name in ("seen", "unseen"):
         site.pod(name, "n1", 4)
-    holders: dict[str, Mapping[str, Hours]] = {"ml/seen": {"held": 24, "used": 24}}
-    return Truth({"held": (24, 48)}, {**holders, "ml/unseen": {"held": (0, 24), "unknown": (0, 24)}})
+    holders: dict[str, Mapping[str, Hours]] = {"ml/seen": {"held": (12, 24), "idle": NEVER}}
+    told = r"the use of 24\.0 GPU-hours of GPUs that several pods share"
+    return Truth({"held": (24, 48)}, {**holders, "ml/unseen": {"held": (0, 24), "work": NEVER}}, (told,))
 
 
 @case()

@@ -199,7 +199,7 @@ class Gatherer:
             {(pod._replace(cluster=as_ours(pod.cluster, pod.cluster)), n): of for (pod, n), of in requests.items()},
             {pod._replace(cluster=as_ours(pod.cluster, pod.cluster)): of for pod, of in completed.items()},
             {(as_ours(cluster, cluster), node): seconds for (cluster, node), seconds in offers.items()},
-            day.end - day.start,
+            {(as_ours(cluster, cluster), node): gpus for (cluster, node), gpus in self._kube.read_most(day).items()},
             self._find_blind(cells, blind, is_silent=not offers),
             {(as_ours(cluster, cluster), node) for cluster, node in self._kube.read_bare(day)},
         )

@@ -245,18 +245,26 @@ class KubeReader:
 
     def read_offers(self, span: WindowSpan) -> dict[tuple[str, str], float]:
         """GPU-seconds that nodes offer in this time, by cluster and node."""
-        of_resources = f"max by (cluster, node, resource) ({self._own(self._select(ALLOCATABLE, RESOURCES))})"
-        offered = f"sum by (cluster, node) ({of_resources})"
+        offered = self._offered()
 
         def build(seconds: float) -> str:
             return f"sum_over_time(({offered})[{seconds * 1000 - 1:.0f}ms:{OFFER_S:.0f}s]) * {OFFER_S:.0f}"
 
-        found: dict[tuple[str, str], float] = {}
-        for series, value in self._history.ask_whole("offers", build, span, operator.add).items():
-            labels = dict(series)
-            key = labels.get("cluster", ""), labels.get("node", "")
-            found[key] = found.get(key, 0.0) + value
-        return found
+        return _by_node(self._history.ask_whole("offers", build, span, operator.add))
+
+    def read_most(self, span: WindowSpan) -> dict[tuple[str, str], float]:
+        """The most GPUs that nodes offer at any time, by cluster and node."""
+        offered = self._offered()
+
+        def build(seconds: float) -> str:
+            return f"max_over_time(({offered})[{seconds * 1000 - 1:.0f}ms:{OFFER_S:.0f}s])"
+
+        return _by_node(self._history.ask_whole("most offers", build, span))
+
+    def _offered(self) -> str:
+        """PromQL: the GPUs that nodes offer."""
+        of_resources = f"max by (cluster, node, resource) ({self._own(self._select(ALLOCATABLE, RESOURCES))})"
+        return f"sum by (cluster, node) ({of_resources})"
 
     def read_bare(self, span: WindowSpan) -> set[tuple[str, str]]:
         """Nodes that offer no GPU and no instance, by cluster and node. Pods may hold their GPUs in another way, such
@@ -372,6 +380,12 @@ def _list_times(walls: Mapping[Labels, float]) -> dict[PodName, list[float]]:
     for series, wall in walls.items():
         found.setdefault(_name(series), []).append(wall)
     return found
+
+
+def _by_node(values: Mapping[Labels, float]) -> dict[tuple[str, str], float]:
+    return {
+        (of.get("cluster", ""), of.get("node", "")): value for of, value in ((dict(s), v) for s, v in values.items())
+    }
 
 
 def _name(given: Labels) -> PodName:
