@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def four_pods_on_each_gpu(site: Site) -> Truth:
     pods(site, "abcdefgh")
     site.offer("n1", 8)
     hours: dict[str, Mapping[str, Hours]] = {f"ml/{name}": {"held": 1.5, "unknown": 1.5} for name in "abcdfgh"}
-    total = {"held": 12, "present": 12, "taken": 12, "free": NEVER, "unknown": 10.5}
+    total: Mapping[str, Hours] = {"held": 12, "present": 12, "taken": 12, "free": NEVER, "unknown": 10.5}
     return Truth(total, hours | {"ml/e": {"held": 1.5, "idle": 1.5}}, (TOLD.format("10.5"),))
 
 
@@ -61,7 +62,8 @@ def a_shared_gpu_of_a_node_that_is_there_for_three_hours(site: Site) -> Truth:
     site.up("dcgm", "n1:9400", start=20, end=23)
     site.gpu("n1", 0, "a", start=20, end=23)
     pods(site, "ab", 20, 23)
-    site.add("kube_node_status_allocatable", 4, 20, 23, node="n1", resource="nvidia_com_gpu", **KSM)
+    about: dict[str, Any] = {**KSM, "node": "n1", "resource": "nvidia_com_gpu"}
+    site.add("kube_node_status_allocatable", 4, 20, 23, **about)
     return Truth({"held": 3}, {f"ml/{name}": {"held": 1.5, "unknown": 1.5} for name in "ab"})
 
 

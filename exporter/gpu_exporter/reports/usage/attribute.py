@@ -98,10 +98,9 @@ def attribute(cells: Iterable[Cell], known: Cluster | None) -> Iterator[Cell]:
         found = models[place.cluster, place.node]
         unit = Unit(place.cluster, place.node, "", model=next(iter(found)) if len(found) == 1 else "")
         is_blind = (place.cluster, place.start) in known.blind or (place.cluster, place.node) in bare
-        node = _Node(
-            unit, place.start, of_place, number, sum(pods.values()), offered, is_shared=is_shared, is_blind=is_blind
-        )
-        yield from _of_node(node, rests)
+        requested = sum(pods.values())
+        window = _Node(unit, place.start, of_place, number, requested, offered, is_shared=is_shared, is_blind=is_blind)
+        yield from _of_node(window, rests)
 
 
 def _find_gone(known: Cluster) -> set[tuple[HolderId, float]]:

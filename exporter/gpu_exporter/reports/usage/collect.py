@@ -326,8 +326,8 @@ class CellSums:
             )
         if self._shared >= SHOWN_MIN * HOUR_S:
             report.missing.append(
-                f"the use of {self._shared / HOUR_S:,.1f} GPU-hours of GPUs that several pods share: the exporter names "
-                "at most one of these pods, so the hours are divided by their requests. Start dcgm-exporter with "
+                f"the use of {self._shared / HOUR_S:,.1f} GPU-hours of GPUs that several pods share: the exporter "
+                "names at most one of these pods, so the hours are divided by their requests. Start dcgm-exporter with "
                 "--kubernetes-virtual-gpus"
             )
         if self._zero_unnamed >= SHOWN_MIN * HOUR_S:

@@ -1,4 +1,4 @@
-"""Divides the hours of GPUs that several pods share (time slicing, MPS), if the exporter names only some of the pods."""
+"""Divides the hours of GPUs that several pods share (time slicing, MPS), if the exporter names only one of them."""
 
 from __future__ import annotations
 

@@ -383,9 +383,8 @@ def _list_times(walls: Mapping[Labels, float]) -> dict[PodName, list[float]]:
 
 
 def _by_node(values: Mapping[Labels, float]) -> dict[tuple[str, str], float]:
-    return {
-        (of.get("cluster", ""), of.get("node", "")): value for of, value in ((dict(s), v) for s, v in values.items())
-    }
+    found = [(dict(series), value) for series, value in values.items()]
+    return {(labels.get("cluster", ""), labels.get("node", "")): value for labels, value in found}
 
 
 def _name(given: Labels) -> PodName:
