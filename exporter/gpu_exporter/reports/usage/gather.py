@@ -8,17 +8,19 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.plain import REASON_MAX, shorten
 from gpu_exporter.common.promql.absence import OTHERS
 from gpu_exporter.common.promql.vector import cluster_matchers
 from gpu_exporter.reports.history.asking import History, WindowSpan
 from gpu_exporter.reports.usage.attribute import Cluster, attribute, find_suspects
 from gpu_exporter.reports.usage.cells import WINDOW_S, Cell, HolderId
+from gpu_exporter.reports.usage.clusters import ClusterNames, name_nodes
 from gpu_exporter.reports.usage.collect import CellSums, HolderFacts
 from gpu_exporter.reports.usage.model import GpuHours, ReportSource, UsageReport
 from gpu_exporter.reports.usage.prices import Prices
 from gpu_exporter.reports.usage.sources import dcgm, plain
 from gpu_exporter.reports.usage.sources.gauges import COVERED_S, GaugeReader, Gauges
-from gpu_exporter.reports.usage.sources.kube import ALLOCATABLE, PHASE, REQUESTS, KubeReader, PodFacts, PodName
+from gpu_exporter.reports.usage.sources.kube import ALLOCATABLE, PHASE, REQUESTS, KubeReader, PodName
 from gpu_exporter.reports.usage.sources.witnesses import GpuWindow, deny_idle, key_of
 
 CHUNK_S = 86400.0
@@ -55,6 +57,7 @@ class SiteExporters(NamedTuple):
     - `metrics`: those of NAMES that exist. `others`: names of exporters that are not read.
     - `seen`: at how many of `looks` moments each metric was found.
     - `series`: the most series of one of `metrics` at a moment. `own`: the same of gpu-exporter.
+    - `rest`: GPUs of `metrics` that gpu-exporter does not show, at nearly each moment or more.
     """
 
     metrics: frozenset[str]
@@ -63,6 +66,7 @@ class SiteExporters(NamedTuple):
     looks: int
     series: int
     own: int
+    rest: int
 
     @property
     def has_kube(self) -> bool:
@@ -70,9 +74,10 @@ class SiteExporters(NamedTuple):
 
     @property
     def prefers_own(self) -> bool:
-        """Whether gpu-exporter's own series are there in the whole period and show as many GPUs, or no others are."""
+        """Whether gpu-exporter's own series are there all the time and show nearly all GPUs, or no others are there."""
         own = self.seen.get(OWN, 0)
-        return own > 0 and (not self.metrics or (own >= MOST * self.looks and self.own >= MOST * self.series))
+        is_all = self.own >= MOST * self.series and self.rest <= (1.0 - MOST) * self.own
+        return own > 0 and (not self.metrics or (own >= MOST * self.looks and is_all))
 
     def covers(self, other: SiteExporters) -> bool:
         """Whether all metrics of `other` were found at nearly each moment."""
@@ -100,7 +105,9 @@ class Gatherer:
         self._history, self._matcher, self._prices = history, matcher, prices
         self._floor, self._watch = floor, watch
         self._sparse: set[str] = set()  # exporters with samples too far apart for proof
-        self._clusters: dict[str, str] = {}  # names that kube-state-metrics and the exporters write differently
+        self._names = ClusterNames((), ())  # of this chunk, and the pods that requested GPUs
+        self._requested: list[tuple[PodName, str]] = []
+        self._unclear: set[str] = set()  # names of nodes that several clusters have
         self._kube = KubeReader(history, cluster_part(matcher), team_label)
 
     def read(self, site: SiteExporters, span: WindowSpan, *, has_trend: bool = True) -> UsageReport:
@@ -121,6 +128,12 @@ class Gatherer:
             report.missing.append(
                 f"data of gpu-exporter, which covers only {site.own:,} GPUs, or a part of the period: "
                 "`gpu-exporter digest` reports it"
+            )
+        if self._unclear:
+            nodes = shorten(", ".join(sorted(self._unclear)), REASON_MAX)
+            report.missing.append(
+                f"pods that only kube-state-metrics shows on {nodes}: several clusters have nodes of these names; set "
+                "the label cluster on its series too"
             )
         if not report.lines and not report.capacity:
             raise AnswerError(f"{self._history.address}: {', '.join(site.exporters)} has no samples in this period")
@@ -145,7 +158,7 @@ class Gatherer:
             cells = self._read_cells(site, day, is_brief=is_brief)
             known = self._read_cluster(cells, day) if site.has_kube else None
             has_facts = site.has_kube and not is_brief
-            facts = _facts(self._kube.read_pods(day), self._clusters) if has_facts else {}
+            facts = self._read_facts(day) if has_facts else {}
             self._history.end_chunk()
             return _Chunk(cells, known, facts)
 
@@ -163,14 +176,16 @@ class Gatherer:
         seen: set[GpuWindow] = set()
         at_work: set[GpuWindow] = set()
         found: list[Cell] = []
-        nodes: dict[tuple[str, str], str] = {}
+        nodes: Mapping[tuple[str, str], str] = {}
         for name in site.exporters:
             reader = GaugeReader(self._history, EXPORTERS[name](), self._matcher, self._floor, is_brief=is_brief)
             cells = list(reader.read(day))
             if reader.is_sparse:
                 self._sparse.add(name)
             if site.has_kube and (addresses := {c.unit.node for c in cells if _is_address(c.unit.node)}):
-                nodes = self._kube.read_nodes(addresses, day)
+                nodes = name_nodes(
+                    {(c.unit.cluster, c.unit.node) for c in cells}, self._kube.read_nodes(addresses, day)
+                )
             earlier = frozenset(seen)
             for cell in cells:
                 key = key_of(cell)
@@ -183,25 +198,39 @@ class Gatherer:
                 found.append(cell if node is None else cell._replace(unit=cell.unit._replace(node=node)))
         return deny_idle(found, at_work)
 
+    def _read_facts(self, day: WindowSpan) -> dict[HolderId, HolderFacts]:
+        """Workload and team of the pods of `_read_cluster`."""
+        pods = self._kube.read_pods(day)
+        of_pods = self._names.of_pods(self._requested, pods)
+        return {
+            HolderId(of_pods[pod], "kubernetes", pod.namespace, pod.name): HolderFacts(facts.workload, facts.team)
+            for pod, facts in pods.items()
+            if pod in of_pods
+        }
+
     def _read_cluster(self, cells: list[Cell], day: WindowSpan) -> Cluster:
-        """What kube-state-metrics knows. If only one side has the label `cluster`, and one value of it, the other side
-        is of the same cluster.
-        """
+        """What kube-state-metrics knows, with the clusters of the exporters."""
         requests, blind = self._kube.read_requests(day)
-        offers = self._kube.read_offers(day)
+        offers, most, bare = self._kube.read_offers(day), self._kube.read_most(day), self._kube.read_bare(day)
         completed = self._kube.read_completed(find_suspects(cells, requests), day)
-        theirs, ours = {pod.cluster for pod, _ in requests}, {cell.unit.cluster for cell in cells}
-        self._clusters = {"": next(iter(ours))} if theirs == {""} and len(ours) == 1 else {}
-        if ours == {""} and len(theirs) == 1:
-            self._clusters = {next(iter(theirs)): ""}
-        as_ours = self._clusters.get
+        theirs = {*((pod.cluster, node) for pod, node in requests), *offers}
+        self._names, self._requested = ClusterNames(theirs, cells), [*requests]
+        of_node, of_pods = self._names.of_node, self._names.of_pods(requests, completed)
+        ours: dict[tuple[PodName, str], dict[float, float]] = {}
+        for (pod, node), windows in requests.items():
+            if (cluster := of_node(pod.cluster, node)) is not None:
+                of_pod = ours.setdefault((pod._replace(cluster=cluster), node), {})
+                for start, seconds in windows.items():
+                    of_pod[start] = of_pod.get(start, 0.0) + seconds
+        unclear = {place for name in self._names.unclear for place in self._names.nodes_of(name)}
+        self._unclear |= self._names.unclear
         return Cluster(
-            {(pod._replace(cluster=as_ours(pod.cluster, pod.cluster)), n): of for (pod, n), of in requests.items()},
-            {pod._replace(cluster=as_ours(pod.cluster, pod.cluster)): of for pod, of in completed.items()},
-            {(as_ours(cluster, cluster), node): seconds for (cluster, node), seconds in offers.items()},
-            {(as_ours(cluster, cluster), node): gpus for (cluster, node), gpus in self._kube.read_most(day).items()},
+            ours,
+            {pod._replace(cluster=of_pods[pod]): of for pod, of in completed.items() if pod in of_pods},
+            _rename(offers, of_node),
+            _rename(most, of_node),
             self._find_blind(cells, blind, is_silent=not offers),
-            {(as_ours(cluster, cluster), node) for cluster, node in self._kube.read_bare(day)},
+            {*_rename(dict.fromkeys(bare, 0.0), of_node), *unclear},
         )
 
     def _find_blind(
@@ -213,7 +242,7 @@ class Gatherer:
         """
         if blind is None:
             return {(cell.unit.cluster, cell.start) for cell in cells} if is_silent else set()
-        return {(self._clusters.get(cluster, cluster), start) for cluster, start in blind}
+        return {(ours, start) for cluster, start in blind for ours in self._names.of_cluster(cluster)}
 
     def find(self, span: WindowSpan) -> SiteExporters:
         """Which exporters have series in the period. Looks at one moment every hour or more often, which is cheap."""
@@ -233,7 +262,21 @@ class Gatherer:
         metrics = frozenset(found.keys() & NAMES.keys())
         series = round(max((found[metric][1] for metric in metrics), default=0.0))
         seen = {name: windows for name, (windows, _) in found.items()}
-        return SiteExporters(metrics, others, seen, step.windows, series, round(found.get(OWN, (0, 0.0))[1]))
+        own = round(found.get(OWN, (0, 0.0))[1])
+        rest = self._find_rest(metrics, f"{OWN}{{{of_gpus}}}", step) if own and metrics else 0
+        return SiteExporters(metrics, others, seen, step.windows, series, own, rest)
+
+    def _find_rest(self, metrics: Collection[str], own: str, step: WindowSpan) -> int:
+        """The GPUs of these metrics that gpu-exporter does not show, except at a few moments. `own`: its series."""
+        names = f'__name__=~"{"|".join(sorted(metrics))}"'
+        series = (f"{{{','.join(filter(None, (names, each, self._matcher)))}}}" for each in ('UUID!=""', 'uuid!=""'))
+        upper, lower = (_with_uuid(each, label) for each, label in zip(series, ("UUID", "uuid"), strict=True))
+        query = f"count(group by (uuid) ({upper} or {lower}) unless group by (uuid) ({_with_uuid(own, 'uuid')}))"
+        numbers = [
+            number for found in self._history.ask_windows("rest", query, step) for number in found.values.values()
+        ]
+        few = int((1.0 - MOST) * step.windows)
+        return round(sorted(numbers, reverse=True)[few]) if len(numbers) > few else 0
 
 
 def describe(site: SiteExporters, sparse: Collection[str] = (), *, has_phases: bool = True) -> Iterator[ReportSource]:
@@ -255,6 +298,11 @@ def describe(site: SiteExporters, sparse: Collection[str] = (), *, has_phases: b
     if site.has_kube:
         cannot_kube = () if has_phases else (f"which pods held GPUs: its series {PHASE} are missing",)
         yield ReportSource("kube-state-metrics", "requests, owners and teams of pods", cannot_kube)
+
+
+def _with_uuid(series: str, label: str) -> str:
+    """PromQL: the series with the UUID in `uuid`, as nvidia_gpu_exporter writes it."""
+    return f'label_replace({series}, "uuid", "$1", "{label}", "(?:GPU-)?(.+)")'
 
 
 def cluster_part(matcher: str) -> str:
@@ -297,9 +345,12 @@ def _is_address(node: str) -> bool:
     return node.replace(".", "").isdigit() or ":" in node
 
 
-def _facts(pods: Mapping[PodName, PodFacts], clusters: Mapping[str, str]) -> dict[HolderId, HolderFacts]:
-    found = {}
-    for pod, facts in pods.items():
-        holder = HolderId(clusters.get(pod.cluster, pod.cluster), "kubernetes", pod.namespace, pod.name)
-        found[holder] = HolderFacts(facts.workload, facts.team)
+def _rename(
+    values: Mapping[tuple[str, str], float], of_node: Callable[[str, str], str | None]
+) -> dict[tuple[str, str], float]:
+    """The values by node, with the clusters of the exporters, without nodes whose cluster is not clear."""
+    found: dict[tuple[str, str], float] = {}
+    for (theirs, node), value in values.items():
+        if (cluster := of_node(theirs, node)) is not None:
+            found[cluster, node] = found.get((cluster, node), 0.0) + value
     return found

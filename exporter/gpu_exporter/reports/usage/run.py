@@ -124,6 +124,11 @@ def run_report(
             site = gatherer.find(span)
             if site.prefers_own:
                 report = TenantReader(address, wish.matcher, wish.alerts, fetch).read(span.end - span.start, span.end)
+                if site.rest:
+                    names = ", ".join(site.exporters)
+                    report.left_out.append(
+                        f"{site.rest:,} GPUs without gpu-exporter ({names} shows them): install it there"
+                    )
                 if wish.prices:
                     report.missing.append("the prices of --price: the money is from the recordings of the site")
             else:
