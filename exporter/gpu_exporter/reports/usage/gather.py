@@ -27,6 +27,7 @@ CHUNK_S = 86400.0
 SERIES_MAX = 1500  # of a day that is read in one part
 OWN = "gpu_up"  # one for each GPU that gpu-exporter shows
 KUBE = frozenset((REQUESTS, ALLOCATABLE))
+KUBE_NAME, OF_KUBE = "kube-state-metrics", "requests, owners and teams of pods"
 OF_GPUS = 'resource=~"|nvidia_com_.+"'  # of the metrics with this label
 MOST = 0.95
 LOOK_S, LOOK_MIN_S, LOOKS = 3600.0, 300.0, 24
@@ -58,6 +59,7 @@ class SiteExporters(NamedTuple):
     - `seen`: at how many of `looks` moments each metric was found.
     - `series`: the most series of one of `metrics` at a moment. `own`: the same of gpu-exporter.
     - `rest`: GPUs of `metrics` that gpu-exporter does not show, at nearly each moment or more.
+    - `refusal`: reason why kube-state-metrics is not used, "" without a failed query.
     """
 
     metrics: frozenset[str]
@@ -67,6 +69,7 @@ class SiteExporters(NamedTuple):
     series: int
     own: int
     rest: int
+    refusal: str = ""
 
     @property
     def has_kube(self) -> bool:
@@ -79,6 +82,11 @@ class SiteExporters(NamedTuple):
         is_all = self.own >= MOST * self.series and self.rest <= (1.0 - MOST) * self.own
         return own > 0 and (not self.metrics or (own >= MOST * self.looks and is_all))
 
+    def without_kube(self, refusal: str) -> SiteExporters:
+        """Returns the site without kube-state-metrics, a query about which failed for this reason."""
+        seen = {name: windows for name, windows in self.seen.items() if name not in KUBE}
+        return self._replace(seen=seen, refusal=refusal)
+
     def covers(self, other: SiteExporters) -> bool:
         """Whether all metrics of `other` were found at nearly each moment."""
         return all(self.seen.get(metric, 0) >= MOST * self.looks for metric in other.metrics)
@@ -87,6 +95,10 @@ class SiteExporters(NamedTuple):
     def exporters(self) -> list[str]:
         found = {NAMES[metric] for metric in self.metrics}
         return [name for name in EXPORTERS if name in found]
+
+
+class KubeRefusal(AnswerError):
+    """A query about the series of kube-state-metrics failed."""
 
 
 class _Chunk(NamedTuple):
@@ -108,6 +120,7 @@ class Gatherer:
         self._names = ClusterNames((), ())  # of this chunk, and the pods that requested GPUs
         self._requested: list[tuple[PodName, str]] = []
         self._unclear: set[str] = set()  # names of nodes that several clusters have
+        self._facts_refusal = ""  # reason why owners and teams are not read
         self._kube = KubeReader(history, cluster_part(matcher), team_label)
 
     def read(self, site: SiteExporters, span: WindowSpan, *, has_trend: bool = True) -> UsageReport:
@@ -120,9 +133,14 @@ class Gatherer:
         before = list(parts(earlier, site.series)) if has_trend and self.find(earlier).covers(site) else []
         self._watch.begin(len(days) + len(before), site.series)
         report = UsageReport(start, end, currency=self._prices.currency if self._prices else "")
-        collector = self._collect(site, days)
+        try:
+            collector = self._collect(site, days)
+        except KubeRefusal as exc:
+            site = site.without_kube(str(exc))
+            self._watch.begin(len(days) + len(before), site.series)
+            collector = self._collect(site, days)
         collector.fill(report)
-        report.sources = list(describe(site, self._sparse, has_phases=self._kube.has_phases))
+        report.sources = list(describe(site, self._sparse, self._facts_refusal, has_phases=self._kube.has_phases))
         report.floor = self._floor
         if site.own:
             report.missing.append(
@@ -144,7 +162,10 @@ class Gatherer:
     def _read_before(self, site: SiteExporters, days: list[WindowSpan]) -> GpuHours | None:
         """The hours of the period before, None if the source has not seen all of it."""
         earlier = UsageReport(days[0].start, days[-1].end)
-        self._collect(site, days, is_brief=True).fill(earlier)
+        try:
+            self._collect(site, days, is_brief=True).fill(earlier)
+        except KubeRefusal:
+            return None
         if earlier.covered is None or earlier.covered.seconds < earlier.covered.span:
             return None
         return earlier.total
@@ -152,13 +173,16 @@ class Gatherer:
     def _collect(self, site: SiteExporters, days: list[WindowSpan], *, is_brief: bool = False) -> CellSums:
         collector = CellSums(self._prices.of)
         if site.has_kube:
-            self._kube.look(WindowSpan(days[0].start, days[-1].end, WINDOW_S))
+            with _about_kube():
+                self._kube.look(WindowSpan(days[0].start, days[-1].end, WINDOW_S))
 
         def read(day: WindowSpan) -> _Chunk:
             cells = self._read_cells(site, day, is_brief=is_brief)
-            known = self._read_cluster(cells, day) if site.has_kube else None
-            has_facts = site.has_kube and not is_brief
-            facts = self._read_facts(day) if has_facts else {}
+            known = None
+            if site.has_kube:
+                with _about_kube():
+                    known = self._read_cluster(cells, day)
+            facts = self._read_facts(day) if site.has_kube and not is_brief else {}
             self._history.end_chunk()
             return _Chunk(cells, known, facts)
 
@@ -199,8 +223,12 @@ class Gatherer:
         return deny_idle(found, at_work)
 
     def _read_facts(self, day: WindowSpan) -> dict[HolderId, HolderFacts]:
-        """Workload and team of the pods of `_read_cluster`."""
-        pods = self._kube.read_pods(day)
+        """Workload and team of the pods of `_read_cluster`. They are not asked again after a query failed."""
+        try:
+            pods = {} if self._facts_refusal else self._kube.read_pods(day)
+        except AnswerError as exc:
+            self._facts_refusal = str(exc)
+            return {}
         of_pods = self._names.of_pods(self._requested, pods)
         return {
             HolderId(of_pods[pod], "kubernetes", pod.namespace, pod.name): HolderFacts(facts.workload, facts.team)
@@ -255,16 +283,22 @@ class Gatherer:
         found: dict[str, tuple[int, float]] = {}
         exporters = {*OTHERS, *NAMES, *dcgm.VIDEO}
         of_gpus = ",".join(filter(None, (OF_GPUS, cluster_part(self._matcher))))
-        for names, matcher in ((exporters, self._matcher), ({*KUBE, OWN}, of_gpus)):
+        refusal = ""
+        for names, matcher in ((exporters, self._matcher), ({OWN}, of_gpus), (KUBE, of_gpus)):
             matchers = ",".join(filter(None, (f'__name__=~"{"|".join(sorted(names))}"', matcher)))
-            found |= self._history.ask_names("exporters", f"count by (__name__) ({{{matchers}}})", step)
+            try:
+                found |= self._history.ask_names("exporters", f"count by (__name__) ({{{matchers}}})", step)
+            except AnswerError as exc:
+                if names is not KUBE:
+                    raise
+                refusal = str(exc)
         others = tuple(sorted({OTHERS[name] for name in found if name in OTHERS and name not in NAMES}))
         metrics = frozenset(found.keys() & NAMES.keys())
         series = round(max((found[metric][1] for metric in metrics), default=0.0))
         seen = {name: windows for name, (windows, _) in found.items()}
         own = round(found.get(OWN, (0, 0.0))[1])
         rest = self._find_rest(metrics, f"{OWN}{{{of_gpus}}}", step) if own and metrics else 0
-        return SiteExporters(metrics, others, seen, step.windows, series, own, rest)
+        return SiteExporters(metrics, others, seen, step.windows, series, own, rest, refusal)
 
     def _find_rest(self, metrics: Collection[str], own: str, step: WindowSpan) -> int:
         """The GPUs of these metrics that gpu-exporter does not show, except at a few moments. `own`: its series."""
@@ -279,8 +313,16 @@ class Gatherer:
         return round(sorted(numbers, reverse=True)[few]) if len(numbers) > few else 0
 
 
-def describe(site: SiteExporters, sparse: Collection[str] = (), *, has_phases: bool = True) -> Iterator[ReportSource]:
-    """The sources of a report, each with the values that it does not have."""
+def describe(
+    site: SiteExporters,
+    sparse: Collection[str] = (),
+    facts_refusal: str = "",
+    *,
+    has_phases: bool = True,
+) -> Iterator[ReportSource]:
+    """The sources of a report, each with the values that it does not have. `facts_refusal`: why owners and teams are
+    not known, "" if they are.
+    """
     for name in site.exporters:
         cannot, unseen = [], ""
         if name != dcgm.NAME or dcgm.ENGINE not in site.metrics:
@@ -295,9 +337,16 @@ def describe(site: SiteExporters, sparse: Collection[str] = (), *, has_phases: b
             cannot.append("holders; install kube-state-metrics, or an exporter that names pods or jobs")
         cannot.append("causes and stalls; install gpu-exporter's agent")
         yield ReportSource(name, "utilization and memory of GPUs", tuple(cannot), unseen)
-    if site.has_kube:
-        cannot_kube = () if has_phases else (f"which pods held GPUs: its series {PHASE} are missing",)
-        yield ReportSource("kube-state-metrics", "requests, owners and teams of pods", cannot_kube)
+    if site.refusal:
+        yield ReportSource(KUBE_NAME, "nothing: it is not used", (_describe_refusal(OF_KUBE, site.refusal),))
+    elif site.has_kube:
+        cannot_kube = [] if has_phases else [f"which pods held GPUs: its series {PHASE} are missing"]
+        cannot_kube += [_describe_refusal("owners and teams of pods", facts_refusal)] if facts_refusal else []
+        yield ReportSource(KUBE_NAME, OF_KUBE, tuple(cannot_kube))
+
+
+def _describe_refusal(lost: str, reason: str) -> str:
+    return f"{lost}: the query failed: {shorten(reason, REASON_MAX)}"
 
 
 def _with_uuid(series: str, label: str) -> str:
@@ -327,6 +376,15 @@ def parts(span: WindowSpan, series: int) -> Iterator[WindowSpan]:
         end = min(span.end, start + hours * WINDOW_S)
         yield span._replace(start=start, end=end)
         start = end
+
+
+@contextmanager
+def _about_kube() -> Iterator[None]:
+    """Marks the errors of queries without which the report is possible."""
+    try:
+        yield
+    except AnswerError as exc:
+        raise KubeRefusal(str(exc)) from exc
 
 
 @contextmanager

@@ -70,7 +70,7 @@ class Progress:
 
     def begin(self, chunks: int, series: int) -> None:
         """Prints the amount of work before the first large query. `series`: number of utilization series."""
-        self._chunks = chunks
+        self._chunks, self._done, self._began = chunks, 0, self._clock.monotonic()
         about = describe_duration(round(self._slower * chunks * (CHUNK_S + SERIES_S * min(series, SERIES_MAX))))
         print(  # noqa: T201
             f"{self._name}: reading {chunks} days or parts of days, up to {series:,} series each; expect {about}",
