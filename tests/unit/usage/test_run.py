@@ -12,8 +12,10 @@ import pytest
 from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.config.defaults import Alerts
 from gpu_exporter.common.fetch import FetchError
+from gpu_exporter.reports.history.asking import WindowSpan
+from gpu_exporter.reports.usage.gather import parts
 from gpu_exporter.reports.usage.render.view import ReportView
-from gpu_exporter.reports.usage.run import Wish, run_report
+from gpu_exporter.reports.usage.run import Progress, Wish, run_report
 
 HOUR = 3600
 END = 1_795_132_800.0  # 2026-11-20T00:00Z
@@ -134,3 +136,28 @@ def test_a_refused_query_about_the_gpus_ends_the_report(tmp_path: Path) -> None:
     wish = Wish(6.0 * HOUR, END, "", 0.001, (), "", Alerts(), 0.0, False, None)
     assert run_report(parse_address("http://x"), server, wish, ReportView(), "json", tmp_path / "out") == 3
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("series", "new", "hours", "text"),
+    [
+        (64, 0.0, [24], "reading 1 days or parts of days, up to 64 series each; expect 1s"),
+        (
+            64,
+            960.0,
+            [12, 12],
+            "reading 2 days or parts of days, up to 64 series each and 960 new series an hour; expect 13s",
+        ),
+        (3000, 0.0, [12, 12], "reading 2 days or parts of days, up to 3,000 series each; expect 13s"),
+        (3000, 45_000.0, [1] * 24, "up to 3,000 series each and 45,000 new series an hour; expect 9m24s"),
+        (0, 0.0, [24], "expect 0s"),
+    ],
+)
+def test_the_estimate_counts_the_series_of_short_pods(
+    series: int, new: float, hours: list[int], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """64 GPUs with pods of four minutes took 17 s of two cores in a day, and pods that last took 1 s."""
+    days = list(parts(WindowSpan(END - 24 * HOUR, END, HOUR), series, new))
+    assert [(day.end - day.start) / HOUR for day in days] == hours
+    Progress().begin(days, series, new)
+    assert text in capsys.readouterr().err

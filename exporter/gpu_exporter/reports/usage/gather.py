@@ -11,7 +11,7 @@ from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.plain import REASON_MAX, shorten
 from gpu_exporter.common.promql.absence import OTHERS
 from gpu_exporter.common.promql.vector import cluster_matchers
-from gpu_exporter.reports.history.asking import History, WindowSpan
+from gpu_exporter.reports.history.asking import History, WindowSpan, over
 from gpu_exporter.reports.usage.attribute import Cluster, attribute, find_suspects
 from gpu_exporter.reports.usage.cells import WINDOW_S, Cell, HolderId
 from gpu_exporter.reports.usage.clusters import ClusterNames, name_nodes
@@ -25,6 +25,8 @@ from gpu_exporter.reports.usage.sources.witnesses import GpuWindow, deny_idle, k
 
 CHUNK_S = 86400.0
 SERIES_MAX = 1500  # of a day that is read in one part
+NEW = 3.0  # a series of a short pod costs as much as so many hours of a series that lasts, in time and memory
+NEW_LOOKS, NEW_MAX = 8, 1e7  # hours of the period in which such series are counted; larger numbers are not counts
 OWN = "gpu_up"  # one for each GPU that gpu-exporter shows
 KUBE = frozenset((REQUESTS, ALLOCATABLE))
 KUBE_NAME, OF_KUBE = "kube-state-metrics", "requests, owners and teams of pods"
@@ -47,7 +49,7 @@ NAMES = {
 class ReportWatch(Protocol):
     """Shows how far a report is."""
 
-    def begin(self, chunks: int, series: int) -> None: ...
+    def begin(self, days: Collection[WindowSpan], series: int, new: float) -> None: ...
 
     def end_chunk(self) -> None: ...
 
@@ -59,6 +61,7 @@ class SiteExporters(NamedTuple):
     - `seen`: at how many of `looks` moments each metric was found.
     - `series`: the most series of one of `metrics` at a moment. `own`: the same of gpu-exporter.
     - `rest`: GPUs of `metrics` that gpu-exporter does not show, at nearly each moment or more.
+    - `new`: series of one of `metrics` that begin in an hour, because pods follow each other.
     - `refusal`: reason why kube-state-metrics is not used, "" without a failed query.
     """
 
@@ -70,6 +73,7 @@ class SiteExporters(NamedTuple):
     own: int
     rest: int
     refusal: str = ""
+    new: float = 0.0
 
     @property
     def has_kube(self) -> bool:
@@ -128,16 +132,17 @@ class Gatherer:
         start, end = span.start, span.end
         if not site.exporters:
             raise AnswerError(f"{self._history.address}: {_describe_nothing(site)}")
-        days = list(parts(span, site.series))
+        days = list(parts(span, site.series, site.new))
         earlier = WindowSpan(start - (end - start), start, WINDOW_S)
-        before = list(parts(earlier, site.series)) if has_trend and self.find(earlier).covers(site) else []
-        self._watch.begin(len(days) + len(before), site.series)
+        has_trend = has_trend and self._look(earlier).covers(site)
+        before = list(parts(earlier, site.series, site.new)) if has_trend else []
+        self._watch.begin([*days, *before], site.series, site.new)
         report = UsageReport(start, end, currency=self._prices.currency if self._prices else "")
         try:
             collector = self._collect(site, days)
         except KubeRefusal as exc:
             site = site.without_kube(str(exc))
-            self._watch.begin(len(days) + len(before), site.series)
+            self._watch.begin([*days, *before], site.series, site.new)
             collector = self._collect(site, days)
         collector.fill(report)
         report.sources = list(describe(site, self._sparse, self._facts_refusal, has_phases=self._kube.has_phases))
@@ -273,7 +278,25 @@ class Gatherer:
         return {(ours, start) for cluster, start in blind for ours in self._names.of_cluster(cluster)}
 
     def find(self, span: WindowSpan) -> SiteExporters:
-        """Which exporters have series in the period. Looks at one moment every hour or more often, which is cheap."""
+        """Which exporters have series in the period."""
+        site = self._look(span)
+        return site._replace(new=self._find_new(site, span)) if site.metrics else site
+
+    def _find_new(self, site: SiteExporters, span: WindowSpan) -> float:
+        """The series that begin in an hour, on average. 0 if the server does not tell, because they only serve for an
+        estimate.
+        """
+        series = f"{max(site.metrics, key=lambda name: (site.seen[name], name))}{{{self._matcher}}}"
+        step = span._replace(window=max(WINDOW_S, (span.end - span.start) / NEW_LOOKS))
+        query = f"count({over('last', series, WINDOW_S)}) - (count({series}) or vector(0))"
+        try:
+            found = [number for of in self._history.ask_windows("new", query, step) for number in of.values.values()]
+        except AnswerError:
+            return 0.0
+        return min(NEW_MAX, max(0.0, sum(found) / max(1, len(found))))
+
+    def _look(self, span: WindowSpan) -> SiteExporters:
+        """As `find`, without `new`. Looks at one moment every hour or more often, which is cheap."""
         site = self._find(span, max(LOOK_MIN_S, min(LOOK_S, (span.end - span.start) / LOOKS)))
         # A node may exist only between two looks, for instance for a job of every hour.
         return site if site.metrics else self._find(span, LOOK_MIN_S)
@@ -368,14 +391,22 @@ def _describe_nothing(site: SiteExporters) -> str:
     return f"{text}. Take a longer --since, or correct --source.matcher or the address"
 
 
-def parts(span: WindowSpan, series: int) -> Iterator[WindowSpan]:
-    """The span in parts of a day, oldest first. With many series they are shorter, so that a part fits into memory."""
-    hours = max(1.0, CHUNK_S * min(1.0, SERIES_MAX / max(1, series)) // WINDOW_S)
+def parts(span: WindowSpan, series: int, new: float) -> Iterator[WindowSpan]:
+    """The span in parts of a day, oldest first. With many series they are shorter, so that a part fits into memory.
+
+    `series`: series at a moment. `new`: those that begin in an hour.
+    """
+    hours = max(1.0, CHUNK_S * min(1.0, SERIES_MAX / max(1.0, load_of(series, new))) // WINDOW_S)
     start = span.start
     while start < span.end:
         end = min(span.end, start + hours * WINDOW_S)
         yield span._replace(start=start, end=end)
         start = end
+
+
+def load_of(series: int, new: float) -> float:
+    """Returns the number of lasting series that cost as much."""
+    return series + NEW * new
 
 
 @contextmanager
