@@ -76,6 +76,17 @@ def pods_on_a_shared_gpu_that_the_exporter_does_not_name(site: Site) -> Truth:
 
 
 @case()
+def pods_on_shared_gpus_at_work_that_the_exporter_does_not_name(site: Site) -> Truth:
+    """Three of eight replicas are free, but somebody works on both GPUs all the time."""
+    for number in range(2):
+        site.gpu("n1", number)
+    pods(site, "abcde")
+    site.offer("n1", 8)
+    holders: dict[str, Mapping[str, Hours]] = {f"ml/{name}": {"held": 2.4, "unknown": 2.4} for name in "abcde"}
+    return Truth({"held": 12, "present": 12, "free": NEVER}, holders, (TOLD.format("12.0"),))
+
+
+@case()
 def a_second_pod_takes_the_name_of_a_shared_gpu(site: Site) -> Truth:
     """In the middle of an hour. From then on, the first pod still runs."""
     site.gpu("n1", 0, "a", end=2.5)

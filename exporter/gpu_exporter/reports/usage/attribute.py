@@ -163,9 +163,10 @@ def _of_node(node: _Node, rests: Mapping[HolderId, float]) -> Iterator[Cell]:
         yield from share_out(Cell(unit, None, node.start, 0.0, 0), units, rests, node.requested, missing)
         return
     part = 1.0
-    if node.is_shared and rests:  # a replica is a part of a GPU
+    if node.is_shared and rests:  # a replica is a part of a GPU; a pod that is alone on its GPU has all of it
         gpus = node.requested / WINDOW_S if node.offered is None else node.offered
-        part = min(boards / gpus, seen / sum(rests.values()))
+        in_use = sum(cell.used + cell.low + cell.unknown for cell in units)
+        part = min(1.0, max(boards / gpus, in_use / sum(rests.values())), seen / sum(rests.values()))
     of_pods = part * sum(rests.values())
     free = [_unknown(cell) if node.is_blind and is_nameless else cell for cell in units if cell.holder is None]
     outside = sum(cell.used + cell.low + cell.unknown for cell in free)
