@@ -51,7 +51,6 @@ def attribute(cells: Iterable[Cell], known: Cluster | None) -> Iterator[Cell]:
         return
     units: defaultdict[_NodeWindow, list[Cell]] = defaultdict(list)
     held: defaultdict[tuple[Unit, float], float] = defaultdict(float)
-    walls: defaultdict[tuple[HolderId, float], float] = defaultdict(float)
     on_units: defaultdict[tuple[HolderId, float], set[Unit]] = defaultdict(set)
     gone = _find_gone(known)
     for cell in cells:
@@ -60,7 +59,6 @@ def attribute(cells: Iterable[Cell], known: Cluster | None) -> Iterator[Cell]:
             cell = cell._replace(holder=None, pod=None, is_free=True)
         elif pod is not None:
             held[cell.unit, cell.start] += cell.seconds
-            walls[pod, cell.start] += cell.wall or cell.seconds
             on_units[pod, cell.start].add(cell.unit)
         units[_NodeWindow(cell.unit.cluster, short_name(cell.unit.node), cell.start)].append(cell)
     asked: defaultdict[_NodeWindow, dict[HolderId, float]] = defaultdict(dict)
@@ -86,7 +84,7 @@ def attribute(cells: Iterable[Cell], known: Cluster | None) -> Iterator[Cell]:
         # Other pods on the same unit count too: of a shared unit, the pod has a part, and nothing of it is missing.
         # Except if the exporter names one pod at a time: then each pod must be named for all of its time.
         named = {
-            pod: walls[pod, place.start]
+            pod: sum(cell.wall or cell.seconds for cell in of_place if pod in (cell.pod, cell.holder))
             if is_shared
             else sum(held[unit, place.start] for unit in sorted(on_units[pod, place.start]))
             for pod in pods

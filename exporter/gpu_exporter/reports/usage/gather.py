@@ -252,8 +252,8 @@ class Gatherer:
         ours: dict[tuple[PodName, str], dict[float, float]] = {}
         for (pod, node), windows in requests.items():
             if (cluster := of_node(pod.cluster, node)) is not None:
-                of_pod = ours.setdefault((pod._replace(cluster=cluster), node), {})
-                for start, seconds in windows.items():
+                of_pod = ours.setdefault((pod._replace(cluster=cluster), node), windows)
+                for start, seconds in windows.items() if of_pod is not windows else ():
                     of_pod[start] = of_pod.get(start, 0.0) + seconds
         unclear = {place for name in self._names.unclear for place in self._names.nodes_of(name)}
         self._unclear |= self._names.unclear
