@@ -20,6 +20,7 @@ from tests.testbed.history_servers import prometheus, write_blocks
 from tests.testbed.history_worlds import END, fill
 from tests.testbed.processes import Processes, fetch, run_exporter
 from tests.testbed.servers import Prometheus
+from tests.testbed.site_series import Site
 
 pytestmark = pytest.mark.servers
 DAY = WindowSpan(END - 24 * HOUR, END, HOUR)
@@ -58,6 +59,21 @@ def test_a_server_that_loads_few_samples_gives_the_same_report(history: Path, tm
     assert asked[1] == free[1]
     assert json.loads(free[1])["total"]["idle_hours"] > 0.0
     assert queries(asked[2]) > 2 * queries(free[2])
+
+
+def test_the_estimate_is_about_pods_that_follow_each_other(tmp_path: Path) -> None:
+    """An hour has 15 pods on each of eight GPUs."""
+    site = Site(24)
+    for number in range(8):
+        for turn in range(15 * 24):
+            site.gpu("n1", number, f"{number}-{turn}", start=turn / 15, end=(turn + 1) / 15 - 30 / HOUR)
+    write_blocks(tmp_path, site.lines)
+    with Processes(tmp_path) as processes:
+        code, _, err = report(prometheus(processes, tmp_path).url)
+    assert code == Exit.DONE
+    found = re.search(r"up to 8 series each and (\d+) new series an hour; expect 2s", err)
+    assert found is not None, err
+    assert 110 <= int(found[1]) <= 130
 
 
 @pytest.mark.parametrize(

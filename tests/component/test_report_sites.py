@@ -232,6 +232,19 @@ def nvidia_gpu_exporter_of_the_default_service_monitor(site: Site) -> Truth:
     return Truth({"present": 24, "free": 0, "taken": 24}, {"ml/train": {"held": 24, "used": 24}})
 
 
+@case(alone=True)
+def an_address_and_the_label_cluster_on_the_exporter_only(site: Site) -> Truth:
+    """As the default ServiceMonitor: the instance is the address of the exporter's pod."""
+    own = {"namespace": "monitoring", "pod": "nvidia-gpu-exporter-x7k2p"}
+    for cluster, number in (("east", 1), ("west", 2)):
+        site.smi(f"10.244.{number}.7:9835", number, 0.0, cluster=cluster, **own)
+        site.add("kube_pod_info", **KSM, **own, node=f"gpu-{number}", pod_ip=f"10.244.{number}.7")
+        site.pod(f"pod-{number}", f"gpu-{number}", 1)
+        site.offer(f"gpu-{number}", 1)
+    holders: dict[str, Mapping[str, Hours]] = {f"ml/pod-{number}": {"held": 6, "unproven": 6} for number in (1, 2)}
+    return Truth({"held": 12, "present": 12, "free": NEVER}, holders)
+
+
 @case()
 def a_pool_without_utilization(site: Site) -> Truth:
     site.gpu("n1", 1, "a")
@@ -296,7 +309,7 @@ def time_slicing_that_is_not_full(site: Site) -> Truth:
     for name in "ab":
         site.pod(name, "n1", 1)
     site.offer("n1", 8)
-    return Truth({"held": (6, 7.5), "present": 12}, {"ml/a": {"held": (3, 6)}, "ml/b": {"held": (1.4, 3)}})
+    return Truth({"held": 6, "free": 6, "present": 12}, {"ml/a": {"held": 3}, "ml/b": {"held": 3}})
 
 
 @case()
@@ -338,6 +351,66 @@ def cluster_on_the_series_of_kube_state_metrics_only(site: Site) -> Truth:
     return Truth({"present": 12, "free": 6}, {"ml/a": {"held": 6, "used": 6}})
 
 
+@case(alone=True)
+def clusters_with_another_label_on_kube_state_metrics(site: Site) -> Truth:
+    """The label cluster is only on the series of dcgm-exporter. Both clusters have a node n1."""
+    for cluster, number in (("east", 1), ("west", 2)):
+        site.gpu("n1", number, f"{cluster}-a", cluster=cluster)
+        site.gpu(f"{cluster}-2", number + 2, busy=ZERO, cluster=cluster)
+        about = {"k8s_cluster": cluster, "instance": f"10.0.{number}.9:8080"}
+        for name, node in ((f"{cluster}-a", "n1"), (f"{cluster}-b", f"{cluster}-2")):
+            site.pod(name, node, 1, **about)
+            site.offer(node, 1, **about)
+    holders: dict[str, Mapping[str, Hours]] = {
+        f"ml/{cluster}-a": {"held": 6, "used": 6} for cluster in ("east", "west")
+    }
+    holders |= {f"ml/{cluster}-b": {"held": 6} for cluster in ("east", "west")}
+    told = "^pods that only kube-state-metrics shows on n1: several clusters have nodes of these names"
+    return Truth({"held": 24, "present": 24, "free": NEVER}, holders, (told,))
+
+
+@case(alone=True)
+def clusters_with_another_label_on_the_exporter(site: Site) -> Truth:
+    """The label cluster is only on the series of kube-state-metrics."""
+    for cluster, number in (("east", 1), ("west", 2)):
+        site.gpu("n1", number, f"{cluster}-a", instance=f"10.0.{number}.1:9400", k8s_cluster=cluster)
+        site.gpu(f"{cluster}-2", number + 2, busy=ZERO, k8s_cluster=cluster)
+        for name, node in ((f"{cluster}-a", "n1"), (f"{cluster}-b", f"{cluster}-2")):
+            site.pod(name, node, 1, cluster=cluster)
+            site.offer(node, 1, cluster=cluster)
+    holders: dict[str, Mapping[str, Hours]] = {
+        f"ml/{cluster}-a": {"held": 6, "used": 6} for cluster in ("east", "west")
+    }
+    holders |= {f"ml/{cluster}-b": {"held": 6} for cluster in ("east", "west")}
+    return Truth({"held": 24, "present": 24, "free": NEVER}, holders)
+
+
+@case(alone=True)
+def clusters_of_which_one_has_another_label(site: Site) -> Truth:
+    """Both exporters of the second cluster have it, so its label cluster is empty."""
+    for number, about in ((1, {"cluster": "east"}), (2, {"k8s_cluster": "west"})):
+        site.gpu("n1", number, f"a{number}", **about)
+        site.gpu("n2", number + 2, busy=ZERO, **about)
+        site.pod(f"a{number}", "n1", 1, **about)
+        site.pod(f"b{number}", "n2", 1, **about)
+        for node in ("n1", "n2"):
+            site.offer(node, 1, **about)
+    holders: dict[str, Mapping[str, Hours]] = {f"ml/a{number}": {"held": 6, "used": 6} for number in (1, 2)}
+    holders |= {f"ml/b{number}": {"held": 6} for number in (1, 2)}
+    return Truth({"held": 24, "present": 24, "free": NEVER}, holders)
+
+
+@case()
+def gpu_exporter_on_half_of_the_nodes(site: Site) -> Truth:
+    """dcgm-exporter is on the other half."""
+    for number in range(4):
+        site.gpu(f"n{number}", number, f"pod-{number}")
+        site.add("gpu_up", job="gpu-exporter", instance=f"m{number}:9401", node=f"m{number}", uuid=uuid(number + 10))
+    holders: dict[str, Mapping[str, Hours]] = {f"ml/pod-{number}": {"held": 6, "used": 6} for number in range(4)}
+    told = r"data of gpu-exporter, which covers only 4 GPUs, or a part of the period: `gpu-exporter digest`"
+    return Truth({"held": 24, "present": 24}, holders, (told,))
+
+
 @case()
 def gpu_exporter_on_trial_on_one_node(site: Site) -> Truth:
     for number in range(4):
@@ -376,13 +449,14 @@ def mig_strategy_single(site: Site) -> Truth:
 
 @case()
 def a_node_of_which_half_is_seen(site: Site) -> Truth:
-    """Eight GPUs. The exporter shows the four of one pod; another pod has the rest."""
+    """Eight GPUs. The exporter shows the four of one pod; another pod has the rest. Pods that share four look alike."""
     for number in range(4):
         site.gpu("n1", number, "seen")
     for name in ("seen", "unseen"):
         site.pod(name, "n1", 4)
-    holders: dict[str, Mapping[str, Hours]] = {"ml/seen": {"held": 24, "used": 24}}
-    return Truth({"held": (24, 48)}, {**holders, "ml/unseen": {"held": (0, 24), "unknown": (0, 24)}})
+    holders: dict[str, Mapping[str, Hours]] = {"ml/seen": {"held": (12, 24), "idle": NEVER}}
+    told = r"the use of 24\.0 GPU-hours of GPUs that several pods share"
+    return Truth({"held": (24, 48)}, {**holders, "ml/unseen": {"held": (0, 24), "work": NEVER}}, (told,))
 
 
 @case()
@@ -577,6 +651,23 @@ def test_a_site_in_a_server_of_its_own(name: str, tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         found = report(prometheus(processes, tmp_path).url, ALONE[name].hours, tmp_path / "out", *ALONE[name].flags)
     check(found, truth)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_report_of_gpu_exporter_names_the_gpus_that_only_another_exporter_shows(more: int, tmp_path: Path) -> None:
+    site = Site(6)
+    for number in range(20 + more):
+        site.gpu("n1", number)
+    for number in range(20):
+        site.add("gpu_up", job="gpu-exporter", instance="n1:9401", node="n1", uuid=uuid(number))
+    held = {"job": "gpu-exporter", "instance": "n1:9401", "node": "n1", "namespace": "ml", "scheduler": "kubernetes"}
+    site.add("gpu_tenant_held_gpu_seconds_total", lambda at: 20.0 * (at - site.start), **held)
+    write_blocks(tmp_path, site.lines)
+    with Processes(tmp_path) as processes:
+        found = report(prometheus(processes, tmp_path).url, 6, tmp_path / "out")
+    assert found["total"]["held_hours"] == pytest.approx(120, rel=0.01)
+    told = [line for line in found["left_out"] if "without gpu-exporter" in line]
+    assert told == ["1 GPUs without gpu-exporter (dcgm-exporter shows them): install it there"] * more
 
 
 def test_kept_answers_of_one_tenant_are_not_shown_to_another(tmp_path: Path) -> None:

@@ -278,6 +278,39 @@ def a_node_that_offers_no_gpu_to_the_scheduler(site: Site) -> Truth:
     return Truth({"present": 18, "free": 6, "taken": 6}, {"ml/a": {"held": 6}})
 
 
+def init(site: Site, name: str, gpus: int, container: str = "load") -> None:
+    """The request of an init container of a pod of n1."""
+    about: dict[str, Any] = {**KSM, "namespace": "ml", "pod": name}
+    of_container = {"node": "n1", "container": container, "resource": "nvidia_com_gpu"}
+    site.add("kube_pod_init_container_resource_requests", gpus, **about, **of_container)
+
+
+@case
+def init_containers_that_request_more_than_the_others(site: Site) -> Truth:
+    """The scheduler gives a pod the most of its init containers, or the sum of the others if it is more."""
+    site.up(*KSM_TARGET)
+    for number in range(4):
+        site.smi("n1:9835", number, 0.9, node="n1")
+    site.pod("more", "n1", 1)
+    init(site, "more", 2)
+    init(site, "more", 1, "check")
+    site.pod("less", "n1", 2)
+    init(site, "less", 1)
+    site.offer("n1", 4)
+    return Truth({"present": 24, "free": 0}, {"ml/more": {"held": 12}, "ml/less": {"held": 12}})
+
+
+@case
+def a_pod_of_which_only_an_init_container_requests_a_gpu(site: Site) -> Truth:
+    site.up(*KSM_TARGET)
+    site.smi("n1:9835", 1, 0.0, node="n1")
+    init(site, "only", 1)
+    site.add("kube_pod_status_phase", 1.0, phase="Running", **{**KSM, "namespace": "ml", "pod": "only"})
+    site.add("kube_pod_owner", owner_kind="Job", owner_name="tune", **{**KSM, "namespace": "ml", "pod": "only"})
+    site.offer("n1", 1)
+    return Truth({"present": 6, "free": 0}, {"ml/only": {"held": 6, "unproven": 6}})
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_site(name: str, sites: tuple[str, Mapping[str, Truth]], tmp_path: Path) -> None:
     check_case(name, CASES[name], sites, tmp_path / "out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,7 +96,7 @@ class Site:
 
 
 class Watch:
-    def begin(self, chunks: int, series: int) -> None: ...
+    def begin(self, days: Collection[WindowSpan], series: int, new: float) -> None: ...
     def end_chunk(self) -> None: ...
 
 

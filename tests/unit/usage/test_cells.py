@@ -37,7 +37,8 @@ def cell(of: Unit, holder: HolderId | None, start: float = 0.0, seconds: float =
 def asked(*, offered: float | None = None, **pods: float) -> Cluster:
     """kube-state-metrics of an hour in which these pods requested so many GPU-seconds of n1. `offered`: its GPUs."""
     requests = {(PodName("", "ml", name), "n1"): {0.0: seconds} for name, seconds in pods.items()}
-    return Cluster(requests, {}, {} if offered is None else {("", "n1"): offered * HOUR}, HOUR)
+    offers = {} if offered is None else {("", "n1"): offered}
+    return Cluster(requests, {}, {node: gpus * HOUR for node, gpus in offers.items()}, offers)
 
 
 def free(cells: list[Cell]) -> list[Cell]:
@@ -103,7 +104,8 @@ def test_units_that_were_not_seen_at_all_leave_the_pod_unknown() -> None:
 
 def test_pods_that_share_one_of_several_gpus_have_their_parts_alone() -> None:
     """Their requests are larger than their parts, and the node has a free GPU: nothing of them is missing."""
-    cells = [cell(unit(0), pod(name), seconds=HOUR / 2) for name in "ab"] + [cell(unit(1), None)]
+    cells = [cell(unit(0), pod(name), seconds=HOUR / 2)._replace(wall=HOUR) for name in "ab"]
+    cells.append(cell(unit(1), None))
     assert list(attribute(cells, asked(a=HOUR, b=HOUR, offered=8))) == free(cells)
 
 
@@ -113,8 +115,39 @@ def test_replicas_that_the_exporter_does_not_name_add_no_gpu() -> None:
     found = by_holder(list(attribute(cells, asked(**dict.fromkeys("abcdef", HOUR)))))
     (capacity,) = fill(list(attribute(cells, asked(**dict.fromkeys("abcdef", HOUR))))).capacity
     assert (capacity.present, capacity.held, capacity.free) == pytest.approx((2.0, 2.0, 0.0))
-    assert found["c"].idle == pytest.approx(HOUR), "no pod of a GPU at zero works"
-    assert all(found[name].seconds == found[name].idle == 0.0 for name in "abde")
+    assert all(each.seconds == pytest.approx(HOUR / 3) for name, each in found.items() if name)
+    assert found["c"].idle == pytest.approx(HOUR / 3), "no pod of a GPU at zero works"
+    assert all(found[name].unknown == found[name].seconds for name in "abdef")
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.sampled_from("abc-")), min_size=1, max_size=4),
+    st.dictionaries(st.sampled_from("abcdef"), st.floats(0, 4 * HOUR), min_size=1),
+    st.none() | st.floats(0, 16),
+)
+def test_the_parts_of_shared_gpus_add_up(
+    given_units: list[tuple[float, float, str]], requests: dict[str, float], offered: float | None
+) -> None:
+    """Nothing of a GPU is lost, and no part of it counts twice; idle is only what the named pod was."""
+    cells = [
+        cell(unit(n), None if name == "-" else pod(name), seconds=HOUR * seen, used=HOUR * seen * part)._replace(
+            idle=HOUR * seen * (1 - part)
+        )
+        for n, (seen, part, name) in enumerate(given_units)
+    ]
+    found = list(attribute(cells, asked(offered=offered, **requests)))
+    for each in found:
+        assert sum(getattr(each, part) for part in KNOWN) == pytest.approx(each.seconds)
+    for number, before in enumerate(cells):
+        assert sum(e.seconds for e in found if e.unit == unit(number)) == pytest.approx(before.seconds)
+    shared = [each for each in found if each.is_shared]
+    given_away = sum(e.seconds for e in found if e.unit.uuid and e.holder is None) - sum(
+        e.seconds for e in cells if e.holder is None
+    )
+    if any(each.unit.uuid for each in shared):
+        taken = sum(e.seconds for e in found if e.holder and e.is_seen and not e.unit.uuid)
+        assert given_away <= taken * (1 + 1e-9) + 1e-6
+        assert all(each.idle == each.unproven == 0.0 for each in shared if not each.unit.uuid)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,20 @@ DAY_S = 86400.0
 NUMBERS = st.floats(0.0, 1e7)
 NAMES = st.one_of(
     st.sampled_from(
-        ["", "ml", "<script>", "</td>", "'\"&", "\x1b[31m", "a\nb\tc", "\u202e", "=1+1", "\ud800", "x" * 300]
+        [
+            "",
+            "ml",
+            "<script>",
+            "</td>",
+            "'\"&",
+            "\x1b[31m",
+            "a\nb\tc",
+            "a\nnext-line\r",
+            "\u202e",
+            "=1+1",
+            "\ud800",
+            "x" * 300,
+        ]
     ),
     st.text(max_size=20),
 )
@@ -140,6 +153,9 @@ def test_names_from_outside_stay_text_in_each_form(report: UsageReport, view: Re
             assert {len(row) for row in rows} == {len(rows[0])}
         if form in ("text", "html", "mail"):
             assert "\x1b" not in shown and "\u202e" not in shown
+        if form == "text":
+            assert all(line.isprintable() for line in shown.split("\n"))
+            assert not any(line.startswith("next-line") for line in shown.split("\n")), "a name begins a line"
 
 
 @settings(max_examples=20)

@@ -109,8 +109,8 @@ def read_gangs(
 ) -> GangHistory:
     """Reads the gangs of a period. If gpu-exporter's series cover it, no other exporter is read. Raises AnswerError."""
     series = max(site.series, site.own)
-    days = list(parts(span, series))
-    watch.begin(len(days), series)
+    days = list(parts(span, series, site.new))
+    watch.begin(days, series, site.new)
     kube = KubeReader(history, cluster_part(matcher), team_label)
     facts = KubeFacts()
     if site.has_kube:

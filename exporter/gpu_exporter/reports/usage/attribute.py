@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gpu_exporter.reports.usage.cells import WINDOW_S, Cell, HolderId, Unit
+from gpu_exporter.reports.usage.sharing import has_replicas, share_out
 from gpu_exporter.reports.usage.sources.kube import PodName
 
 ALL = 0.95  # share of a node's GPUs from which a pod has the whole node; of a window that a pod did not run
 ZERO = 0.999
-OVER = 1.02  # of a node's GPUs: the node offers replicas of its GPUs
 SHORT_S = 300.0  # a difference that the start or the end of a pod explains: a lookback of Prometheus
 Windows = Mapping[float, float]
 
@@ -27,14 +27,14 @@ class Cluster(NamedTuple):
     """The data of kube-state-metrics. Times are GPU-seconds by start of the window, if not named otherwise.
 
     - `requests`: by pod and node. `completed`: seconds in which a pod was completed.
-    - `offers`: GPU-seconds of the whole chunk, by cluster and node. `span_s`: length of the chunk in seconds.
+    - `offers`: GPU-seconds of the whole chunk, by cluster and node. `most`: the most GPUs that the node offered.
     - `blind`: windows in which it did not answer all the time, by cluster. `bare`: nodes that offer no GPU.
     """
 
     requests: Mapping[tuple[PodName, str], Windows]
     completed: Mapping[PodName, Windows]
     offers: Mapping[tuple[str, str], float]
-    span_s: float
+    most: Mapping[tuple[str, str], float]
     blind: Collection[tuple[str, float]] = ()
     bare: Collection[tuple[str, str]] = ()
 
@@ -76,21 +76,29 @@ def attribute(cells: Iterable[Cell], known: Cluster | None) -> Iterator[Cell]:
             bare.discard((place.cluster, place.node))
         models[place.cluster, place.node].update(cell.unit.model for cell in of_place)
         boards[place.cluster, place.node].update((cell.unit.uuid, cell.unit.gi) for cell in of_place)
-    offers = {(cluster, short_name(node)): gpus / known.span_s for (cluster, node), gpus in known.offers.items()}
+    offers = {(cluster, short_name(node)): gpus for (cluster, node), gpus in known.most.items()}
     for place in sorted({*units, *asked}, key=lambda place: (place.start, place)):
-        pods = asked.get(place, {})
+        pods, of_place, offered = asked.get(place, {}), units.get(place, []), offers.get((place.cluster, place.node))
+        number = len(boards[place.cluster, place.node])
+        is_shared = bool(of_place) and has_replicas(number, pods, offered)
         # Other pods on the same unit count too: of a shared unit, the pod has a part, and nothing of it is missing.
-        named = {pod: sum(held[unit, place.start] for unit in sorted(on_units[pod, place.start])) for pod in pods}
+        # Except if the exporter names one pod at a time: then each pod must be named for all of its time.
+        named = {
+            pod: sum(cell.wall or cell.seconds for cell in of_place if pod in (cell.pod, cell.holder))
+            if is_shared
+            else sum(held[unit, place.start] for unit in sorted(on_units[pod, place.start]))
+            for pod in pods
+        }
         rests = {pod: _rest(seconds, named[pod]) for pod, seconds in pods.items()}
+        if is_shared and len(pods) == 1 and any(named.values()):  # it may have all replicas of its units
+            rests = {pod: min(rest, _missing(of_place, number)) for pod, rest in rests.items()}
         rests = {pod: rest for pod, rest in sorted(rests.items()) if rest > 0.0}
-        offered = offers.get((place.cluster, place.node))
         found = models[place.cluster, place.node]
         unit = Unit(place.cluster, place.node, "", model=next(iter(found)) if len(found) == 1 else "")
         is_blind = (place.cluster, place.start) in known.blind or (place.cluster, place.node) in bare
-        number, requested = len(boards[place.cluster, place.node]), sum(pods.values())
-        yield from _of_node(
-            _Node(unit, place.start, units.get(place, []), number, requested, offered, is_blind=is_blind), rests
-        )
+        requested = sum(pods.values())
+        window = _Node(unit, place.start, of_place, number, requested, offered, is_shared=is_shared, is_blind=is_blind)
+        yield from _of_node(window, rests)
 
 
 def _find_gone(known: Cluster) -> set[tuple[HolderId, float]]:
@@ -125,6 +133,7 @@ class _Node(NamedTuple):
 
     - `unit`: for pods whose GPU is not known. `boards`: the number of its GPUs in this chunk.
     - `requested`: GPU-seconds of its pods. `offered`: its GPUs for Kubernetes, None if unknown.
+    - `is_shared`: pods get parts of its GPUs.
     - `is_blind`: kube-state-metrics did not answer all the time, or shows no GPUs of this node.
     """
 
@@ -134,6 +143,7 @@ class _Node(NamedTuple):
     boards: int
     requested: float
     offered: float | None
+    is_shared: bool
     is_blind: bool
 
 
@@ -144,13 +154,17 @@ def _of_node(node: _Node, rests: Mapping[HolderId, float]) -> Iterator[Cell]:
     held = sum(cell.seconds for cell in units if cell.holder is not None)
     is_known = node.offered is not None or bool(rests) or node.requested > 0.0
     is_nameless = seen > 0.0 and not held
-    gpus = node.requested / WINDOW_S if node.offered is None else node.offered
-    is_shared = bool(units) and gpus > OVER * boards
-    part = 1.0
-    if is_shared and rests:  # a replica is a part of a GPU; together no more than what the exporter names no holder for
-        part = min(boards / gpus, max(0.0, seen - held) / sum(rests.values()))
+    missing = _missing(units, boards)
     profiles = {cell.unit.profile for cell in units}
     unit = node.unit._replace(profile=profiles.pop() if len(profiles) == 1 else "")
+    if node.is_shared and held and rests:
+        yield from share_out(Cell(unit, None, node.start, 0.0, 0), units, rests, node.requested, missing)
+        return
+    part = 1.0
+    if node.is_shared and rests:  # a replica is a part of a GPU; a pod that is alone on its GPU has all of it
+        gpus = node.requested / WINDOW_S if node.offered is None else node.offered
+        in_use = sum(cell.used + cell.low + cell.unknown for cell in units)
+        part = min(1.0, max(boards / gpus, in_use / sum(rests.values())), seen / sum(rests.values()))
     of_pods = part * sum(rests.values())
     free = [_unknown(cell) if node.is_blind and is_nameless else cell for cell in units if cell.holder is None]
     outside = sum(cell.used + cell.low + cell.unknown for cell in free)
@@ -159,18 +173,22 @@ def _of_node(node: _Node, rests: Mapping[HolderId, float]) -> Iterator[Cell]:
     for cell in free:
         is_free = cell.is_free or is_known
         yield cell._replace(is_free=is_free, claimed=claimed * (cell.used + cell.low + cell.unknown))
-    missing = max(0.0, boards * WINDOW_S - seen)
     zero = sum(cell.idle + cell.unproven for cell in units)
     for holder, rest in rests.items():
         seconds = rest * part
         cell = Cell(unit, holder, node.start, seconds, samples=max(2, round(seconds / WINDOW_S)))
         has_all = len(rests) == 1 and rest >= ALL * seen
-        if is_nameless and not is_shared and (has_all or zero >= ZERO * seen):
+        if is_nameless and not node.is_shared and (has_all or zero >= ZERO * seen):
             yield _like(cell, units, seen, missing)
         else:
             # Its GPU has samples without a holder, unless as much time has no samples.
-            is_seen = is_nameless or is_shared or (seen - held >= ALL * rest and missing < ALL * rest)
-            yield cell._replace(unknown=seconds, is_seen=is_seen)
+            is_seen = is_nameless or (seen - held >= ALL * rest and missing < ALL * rest)
+            yield cell._replace(unknown=seconds, is_seen=is_seen, is_shared=is_nameless and node.is_shared)
+
+
+def _missing(units: list[Cell], boards: int) -> float:
+    """Returns the seconds in which so many units have no samples."""
+    return max(0.0, boards * WINDOW_S - sum(cell.seconds for cell in units))
 
 
 def _unknown(cell: Cell) -> Cell:

@@ -53,6 +53,7 @@ class Cell(NamedTuple):
     - `source`: the exporter. `pod`: the pod in which a job ran.
     - `is_seen`: false for time in which the exporter should have samples of the unit and has none.
     - `is_free`: true if the unit is free without a holder. If false, the source may not name holders.
+    - `is_shared`: pods that the exporter does not name may share the unit.
     """
 
     unit: Unit
@@ -75,3 +76,4 @@ class Cell(NamedTuple):
     claimed: float = 0.0
     source: str = ""
     pod: HolderId | None = None
+    is_shared: bool = False

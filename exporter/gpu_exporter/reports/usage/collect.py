@@ -153,7 +153,7 @@ class CellSums:
         )
         self._naming: set[tuple[str, str]] = set()
         self._nodes: set[tuple[str, str]] = set()  # of this chunk, as attribute.short_name
-        self._unseen = self._dark = self._zero_unnamed = 0.0
+        self._unseen = self._dark = self._shared = self._zero_unnamed = 0.0
         self._gap: float | None = None
         self._last = 0.0  # start of the last window
 
@@ -181,6 +181,7 @@ class CellSums:
         """Counts the presence of a unit. A cell without a unit belongs to a pod on GPUs that other cells count."""
         unit = cell.unit
         held = cell.seconds * weight if cell.holder is not None else 0.0
+        self._shared += cell.is_shared * cell.unknown * weight
         if not cell.is_seen:
             self._unseen += held
             return
@@ -322,6 +323,12 @@ class CellSums:
             report.missing.append(
                 f"the use of {self._unseen / HOUR_S:,.1f} GPU-hours that pods requested while no exporter showed their "
                 "GPUs: these hours are unknown"
+            )
+        if self._shared >= SHOWN_MIN * HOUR_S:
+            report.missing.append(
+                f"the use of {self._shared / HOUR_S:,.1f} GPU-hours of GPUs that several pods share: the exporter "
+                "names at most one of these pods, so the hours are divided by their requests. Start dcgm-exporter with "
+                "--kubernetes-virtual-gpus"
             )
         if self._zero_unnamed >= SHOWN_MIN * HOUR_S:
             report.left_out.append(

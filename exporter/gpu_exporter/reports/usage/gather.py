@@ -8,23 +8,28 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.plain import REASON_MAX, shorten
 from gpu_exporter.common.promql.absence import OTHERS
 from gpu_exporter.common.promql.vector import cluster_matchers
-from gpu_exporter.reports.history.asking import History, WindowSpan
+from gpu_exporter.reports.history.asking import History, WindowSpan, over
 from gpu_exporter.reports.usage.attribute import Cluster, attribute, find_suspects
 from gpu_exporter.reports.usage.cells import WINDOW_S, Cell, HolderId
+from gpu_exporter.reports.usage.clusters import ClusterNames, name_nodes
 from gpu_exporter.reports.usage.collect import CellSums, HolderFacts
 from gpu_exporter.reports.usage.model import GpuHours, ReportSource, UsageReport
 from gpu_exporter.reports.usage.prices import Prices
 from gpu_exporter.reports.usage.sources import dcgm, plain
 from gpu_exporter.reports.usage.sources.gauges import COVERED_S, GaugeReader, Gauges
-from gpu_exporter.reports.usage.sources.kube import ALLOCATABLE, PHASE, REQUESTS, KubeReader, PodFacts, PodName
+from gpu_exporter.reports.usage.sources.kube import ALLOCATABLE, PHASE, REQUESTS, KubeReader, PodName
 from gpu_exporter.reports.usage.sources.witnesses import GpuWindow, deny_idle, key_of
 
 CHUNK_S = 86400.0
 SERIES_MAX = 1500  # of a day that is read in one part
+NEW = 3.0  # a series of a short pod costs as much as so many hours of a series that lasts, in time and memory
+NEW_LOOKS, NEW_MAX = 8, 1e7  # hours of the period in which such series are counted; larger numbers are not counts
 OWN = "gpu_up"  # one for each GPU that gpu-exporter shows
 KUBE = frozenset((REQUESTS, ALLOCATABLE))
+KUBE_NAME, OF_KUBE = "kube-state-metrics", "requests, owners and teams of pods"
 OF_GPUS = 'resource=~"|nvidia_com_.+"'  # of the metrics with this label
 MOST = 0.95
 LOOK_S, LOOK_MIN_S, LOOKS = 3600.0, 300.0, 24
@@ -44,7 +49,7 @@ NAMES = {
 class ReportWatch(Protocol):
     """Shows how far a report is."""
 
-    def begin(self, chunks: int, series: int) -> None: ...
+    def begin(self, days: Collection[WindowSpan], series: int, new: float) -> None: ...
 
     def end_chunk(self) -> None: ...
 
@@ -55,6 +60,9 @@ class SiteExporters(NamedTuple):
     - `metrics`: those of NAMES that exist. `others`: names of exporters that are not read.
     - `seen`: at how many of `looks` moments each metric was found.
     - `series`: the most series of one of `metrics` at a moment. `own`: the same of gpu-exporter.
+    - `rest`: GPUs of `metrics` that gpu-exporter does not show, at nearly each moment or more.
+    - `new`: series of one of `metrics` that begin in an hour, because pods follow each other.
+    - `refusal`: reason why kube-state-metrics is not used, "" without a failed query.
     """
 
     metrics: frozenset[str]
@@ -63,6 +71,9 @@ class SiteExporters(NamedTuple):
     looks: int
     series: int
     own: int
+    rest: int
+    refusal: str = ""
+    new: float = 0.0
 
     @property
     def has_kube(self) -> bool:
@@ -70,9 +81,15 @@ class SiteExporters(NamedTuple):
 
     @property
     def prefers_own(self) -> bool:
-        """Whether gpu-exporter's own series are there in the whole period and show as many GPUs, or no others are."""
+        """Whether gpu-exporter's own series are there all the time and show nearly all GPUs, or no others are there."""
         own = self.seen.get(OWN, 0)
-        return own > 0 and (not self.metrics or (own >= MOST * self.looks and self.own >= MOST * self.series))
+        is_all = self.own >= MOST * self.series and self.rest <= (1.0 - MOST) * self.own
+        return own > 0 and (not self.metrics or (own >= MOST * self.looks and is_all))
+
+    def without_kube(self, refusal: str) -> SiteExporters:
+        """Returns the site without kube-state-metrics, a query about which failed for this reason."""
+        seen = {name: windows for name, windows in self.seen.items() if name not in KUBE}
+        return self._replace(seen=seen, refusal=refusal)
 
     def covers(self, other: SiteExporters) -> bool:
         """Whether all metrics of `other` were found at nearly each moment."""
@@ -82,6 +99,10 @@ class SiteExporters(NamedTuple):
     def exporters(self) -> list[str]:
         found = {NAMES[metric] for metric in self.metrics}
         return [name for name in EXPORTERS if name in found]
+
+
+class KubeRefusal(AnswerError):
+    """A query about the series of kube-state-metrics failed."""
 
 
 class _Chunk(NamedTuple):
@@ -100,7 +121,10 @@ class Gatherer:
         self._history, self._matcher, self._prices = history, matcher, prices
         self._floor, self._watch = floor, watch
         self._sparse: set[str] = set()  # exporters with samples too far apart for proof
-        self._clusters: dict[str, str] = {}  # names that kube-state-metrics and the exporters write differently
+        self._names = ClusterNames((), ())  # of this chunk, and the pods that requested GPUs
+        self._requested: list[tuple[PodName, str]] = []
+        self._unclear: set[str] = set()  # names of nodes that several clusters have
+        self._facts_refusal = ""  # reason why owners and teams are not read
         self._kube = KubeReader(history, cluster_part(matcher), team_label)
 
     def read(self, site: SiteExporters, span: WindowSpan, *, has_trend: bool = True) -> UsageReport:
@@ -108,19 +132,31 @@ class Gatherer:
         start, end = span.start, span.end
         if not site.exporters:
             raise AnswerError(f"{self._history.address}: {_describe_nothing(site)}")
-        days = list(parts(span, site.series))
+        days = list(parts(span, site.series, site.new))
         earlier = WindowSpan(start - (end - start), start, WINDOW_S)
-        before = list(parts(earlier, site.series)) if has_trend and self.find(earlier).covers(site) else []
-        self._watch.begin(len(days) + len(before), site.series)
+        has_trend = has_trend and self._look(earlier).covers(site)
+        before = list(parts(earlier, site.series, site.new)) if has_trend else []
+        self._watch.begin([*days, *before], site.series, site.new)
         report = UsageReport(start, end, currency=self._prices.currency if self._prices else "")
-        collector = self._collect(site, days)
+        try:
+            collector = self._collect(site, days)
+        except KubeRefusal as exc:
+            site = site.without_kube(str(exc))
+            self._watch.begin([*days, *before], site.series, site.new)
+            collector = self._collect(site, days)
         collector.fill(report)
-        report.sources = list(describe(site, self._sparse, has_phases=self._kube.has_phases))
+        report.sources = list(describe(site, self._sparse, self._facts_refusal, has_phases=self._kube.has_phases))
         report.floor = self._floor
         if site.own:
             report.missing.append(
                 f"data of gpu-exporter, which covers only {site.own:,} GPUs, or a part of the period: "
                 "`gpu-exporter digest` reports it"
+            )
+        if self._unclear:
+            nodes = shorten(", ".join(sorted(self._unclear)), REASON_MAX)
+            report.missing.append(
+                f"pods that only kube-state-metrics shows on {nodes}: several clusters have nodes of these names; set "
+                "the label cluster on its series too"
             )
         if not report.lines and not report.capacity:
             raise AnswerError(f"{self._history.address}: {', '.join(site.exporters)} has no samples in this period")
@@ -131,7 +167,10 @@ class Gatherer:
     def _read_before(self, site: SiteExporters, days: list[WindowSpan]) -> GpuHours | None:
         """The hours of the period before, None if the source has not seen all of it."""
         earlier = UsageReport(days[0].start, days[-1].end)
-        self._collect(site, days, is_brief=True).fill(earlier)
+        try:
+            self._collect(site, days, is_brief=True).fill(earlier)
+        except KubeRefusal:
+            return None
         if earlier.covered is None or earlier.covered.seconds < earlier.covered.span:
             return None
         return earlier.total
@@ -139,13 +178,16 @@ class Gatherer:
     def _collect(self, site: SiteExporters, days: list[WindowSpan], *, is_brief: bool = False) -> CellSums:
         collector = CellSums(self._prices.of)
         if site.has_kube:
-            self._kube.look(WindowSpan(days[0].start, days[-1].end, WINDOW_S))
+            with _about_kube():
+                self._kube.look(WindowSpan(days[0].start, days[-1].end, WINDOW_S))
 
         def read(day: WindowSpan) -> _Chunk:
             cells = self._read_cells(site, day, is_brief=is_brief)
-            known = self._read_cluster(cells, day) if site.has_kube else None
-            has_facts = site.has_kube and not is_brief
-            facts = _facts(self._kube.read_pods(day), self._clusters) if has_facts else {}
+            known = None
+            if site.has_kube:
+                with _about_kube():
+                    known = self._read_cluster(cells, day)
+            facts = self._read_facts(day) if site.has_kube and not is_brief else {}
             self._history.end_chunk()
             return _Chunk(cells, known, facts)
 
@@ -163,14 +205,16 @@ class Gatherer:
         seen: set[GpuWindow] = set()
         at_work: set[GpuWindow] = set()
         found: list[Cell] = []
-        nodes: dict[tuple[str, str], str] = {}
+        nodes: Mapping[tuple[str, str], str] = {}
         for name in site.exporters:
             reader = GaugeReader(self._history, EXPORTERS[name](), self._matcher, self._floor, is_brief=is_brief)
             cells = list(reader.read(day))
             if reader.is_sparse:
                 self._sparse.add(name)
             if site.has_kube and (addresses := {c.unit.node for c in cells if _is_address(c.unit.node)}):
-                nodes = self._kube.read_nodes(addresses, day)
+                nodes = name_nodes(
+                    {(c.unit.cluster, c.unit.node) for c in cells}, self._kube.read_nodes(addresses, day)
+                )
             earlier = frozenset(seen)
             for cell in cells:
                 key = key_of(cell)
@@ -183,25 +227,43 @@ class Gatherer:
                 found.append(cell if node is None else cell._replace(unit=cell.unit._replace(node=node)))
         return deny_idle(found, at_work)
 
+    def _read_facts(self, day: WindowSpan) -> dict[HolderId, HolderFacts]:
+        """Workload and team of the pods of `_read_cluster`. They are not asked again after a query failed."""
+        try:
+            pods = {} if self._facts_refusal else self._kube.read_pods(day)
+        except AnswerError as exc:
+            self._facts_refusal = str(exc)
+            return {}
+        of_pods = self._names.of_pods(self._requested, pods)
+        return {
+            HolderId(of_pods[pod], "kubernetes", pod.namespace, pod.name): HolderFacts(facts.workload, facts.team)
+            for pod, facts in pods.items()
+            if pod in of_pods
+        }
+
     def _read_cluster(self, cells: list[Cell], day: WindowSpan) -> Cluster:
-        """What kube-state-metrics knows. If only one side has the label `cluster`, and one value of it, the other side
-        is of the same cluster.
-        """
+        """What kube-state-metrics knows, with the clusters of the exporters."""
         requests, blind = self._kube.read_requests(day)
-        offers = self._kube.read_offers(day)
+        offers, most, bare = self._kube.read_offers(day), self._kube.read_most(day), self._kube.read_bare(day)
         completed = self._kube.read_completed(find_suspects(cells, requests), day)
-        theirs, ours = {pod.cluster for pod, _ in requests}, {cell.unit.cluster for cell in cells}
-        self._clusters = {"": next(iter(ours))} if theirs == {""} and len(ours) == 1 else {}
-        if ours == {""} and len(theirs) == 1:
-            self._clusters = {next(iter(theirs)): ""}
-        as_ours = self._clusters.get
+        theirs = {*((pod.cluster, node) for pod, node in requests), *offers}
+        self._names, self._requested = ClusterNames(theirs, cells), [*requests]
+        of_node, of_pods = self._names.of_node, self._names.of_pods(requests, completed)
+        ours: dict[tuple[PodName, str], dict[float, float]] = {}
+        for (pod, node), windows in requests.items():
+            if (cluster := of_node(pod.cluster, node)) is not None:
+                of_pod = ours.setdefault((pod._replace(cluster=cluster), node), windows)
+                for start, seconds in windows.items() if of_pod is not windows else ():
+                    of_pod[start] = of_pod.get(start, 0.0) + seconds
+        unclear = {place for name in self._names.unclear for place in self._names.nodes_of(name)}
+        self._unclear |= self._names.unclear
         return Cluster(
-            {(pod._replace(cluster=as_ours(pod.cluster, pod.cluster)), n): of for (pod, n), of in requests.items()},
-            {pod._replace(cluster=as_ours(pod.cluster, pod.cluster)): of for pod, of in completed.items()},
-            {(as_ours(cluster, cluster), node): seconds for (cluster, node), seconds in offers.items()},
-            day.end - day.start,
+            ours,
+            {pod._replace(cluster=of_pods[pod]): of for pod, of in completed.items() if pod in of_pods},
+            _rename(offers, of_node),
+            _rename(most, of_node),
             self._find_blind(cells, blind, is_silent=not offers),
-            {(as_ours(cluster, cluster), node) for cluster, node in self._kube.read_bare(day)},
+            {*_rename(dict.fromkeys(bare, 0.0), of_node), *unclear},
         )
 
     def _find_blind(
@@ -213,10 +275,28 @@ class Gatherer:
         """
         if blind is None:
             return {(cell.unit.cluster, cell.start) for cell in cells} if is_silent else set()
-        return {(self._clusters.get(cluster, cluster), start) for cluster, start in blind}
+        return {(ours, start) for cluster, start in blind for ours in self._names.of_cluster(cluster)}
 
     def find(self, span: WindowSpan) -> SiteExporters:
-        """Which exporters have series in the period. Looks at one moment every hour or more often, which is cheap."""
+        """Which exporters have series in the period."""
+        site = self._look(span)
+        return site._replace(new=self._find_new(site, span)) if site.metrics else site
+
+    def _find_new(self, site: SiteExporters, span: WindowSpan) -> float:
+        """The series that begin in an hour, on average. 0 if the server does not tell, because they only serve for an
+        estimate.
+        """
+        series = f"{max(site.metrics, key=lambda name: (site.seen[name], name))}{{{self._matcher}}}"
+        step = span._replace(window=max(WINDOW_S, (span.end - span.start) / NEW_LOOKS))
+        query = f"count({over('last', series, WINDOW_S)}) - (count({series}) or vector(0))"
+        try:
+            found = [number for of in self._history.ask_windows("new", query, step) for number in of.values.values()]
+        except AnswerError:
+            return 0.0
+        return min(NEW_MAX, max(0.0, sum(found) / max(1, len(found))))
+
+    def _look(self, span: WindowSpan) -> SiteExporters:
+        """As `find`, without `new`. Looks at one moment every hour or more often, which is cheap."""
         site = self._find(span, max(LOOK_MIN_S, min(LOOK_S, (span.end - span.start) / LOOKS)))
         # A node may exist only between two looks, for instance for a job of every hour.
         return site if site.metrics else self._find(span, LOOK_MIN_S)
@@ -226,18 +306,46 @@ class Gatherer:
         found: dict[str, tuple[int, float]] = {}
         exporters = {*OTHERS, *NAMES, *dcgm.VIDEO}
         of_gpus = ",".join(filter(None, (OF_GPUS, cluster_part(self._matcher))))
-        for names, matcher in ((exporters, self._matcher), ({*KUBE, OWN}, of_gpus)):
+        refusal = ""
+        for names, matcher in ((exporters, self._matcher), ({OWN}, of_gpus), (KUBE, of_gpus)):
             matchers = ",".join(filter(None, (f'__name__=~"{"|".join(sorted(names))}"', matcher)))
-            found |= self._history.ask_names("exporters", f"count by (__name__) ({{{matchers}}})", step)
+            try:
+                found |= self._history.ask_names("exporters", f"count by (__name__) ({{{matchers}}})", step)
+            except AnswerError as exc:
+                if names is not KUBE:
+                    raise
+                refusal = str(exc)
         others = tuple(sorted({OTHERS[name] for name in found if name in OTHERS and name not in NAMES}))
         metrics = frozenset(found.keys() & NAMES.keys())
         series = round(max((found[metric][1] for metric in metrics), default=0.0))
         seen = {name: windows for name, (windows, _) in found.items()}
-        return SiteExporters(metrics, others, seen, step.windows, series, round(found.get(OWN, (0, 0.0))[1]))
+        own = round(found.get(OWN, (0, 0.0))[1])
+        rest = self._find_rest(metrics, f"{OWN}{{{of_gpus}}}", step) if own and metrics else 0
+        return SiteExporters(metrics, others, seen, step.windows, series, own, rest, refusal)
+
+    def _find_rest(self, metrics: Collection[str], own: str, step: WindowSpan) -> int:
+        """The GPUs of these metrics that gpu-exporter does not show, except at a few moments. `own`: its series."""
+        names = f'__name__=~"{"|".join(sorted(metrics))}"'
+        series = (f"{{{','.join(filter(None, (names, each, self._matcher)))}}}" for each in ('UUID!=""', 'uuid!=""'))
+        upper, lower = (_with_uuid(each, label) for each, label in zip(series, ("UUID", "uuid"), strict=True))
+        query = f"count(group by (uuid) ({upper} or {lower}) unless group by (uuid) ({_with_uuid(own, 'uuid')}))"
+        numbers = [
+            number for found in self._history.ask_windows("rest", query, step) for number in found.values.values()
+        ]
+        few = int((1.0 - MOST) * step.windows)
+        return round(sorted(numbers, reverse=True)[few]) if len(numbers) > few else 0
 
 
-def describe(site: SiteExporters, sparse: Collection[str] = (), *, has_phases: bool = True) -> Iterator[ReportSource]:
-    """The sources of a report, each with the values that it does not have."""
+def describe(
+    site: SiteExporters,
+    sparse: Collection[str] = (),
+    facts_refusal: str = "",
+    *,
+    has_phases: bool = True,
+) -> Iterator[ReportSource]:
+    """The sources of a report, each with the values that it does not have. `facts_refusal`: why owners and teams are
+    not known, "" if they are.
+    """
     for name in site.exporters:
         cannot, unseen = [], ""
         if name != dcgm.NAME or dcgm.ENGINE not in site.metrics:
@@ -252,9 +360,21 @@ def describe(site: SiteExporters, sparse: Collection[str] = (), *, has_phases: b
             cannot.append("holders; install kube-state-metrics, or an exporter that names pods or jobs")
         cannot.append("causes and stalls; install gpu-exporter's agent")
         yield ReportSource(name, "utilization and memory of GPUs", tuple(cannot), unseen)
-    if site.has_kube:
-        cannot_kube = () if has_phases else (f"which pods held GPUs: its series {PHASE} are missing",)
-        yield ReportSource("kube-state-metrics", "requests, owners and teams of pods", cannot_kube)
+    if site.refusal:
+        yield ReportSource(KUBE_NAME, "nothing: it is not used", (_describe_refusal(OF_KUBE, site.refusal),))
+    elif site.has_kube:
+        cannot_kube = [] if has_phases else [f"which pods held GPUs: its series {PHASE} are missing"]
+        cannot_kube += [_describe_refusal("owners and teams of pods", facts_refusal)] if facts_refusal else []
+        yield ReportSource(KUBE_NAME, OF_KUBE, tuple(cannot_kube))
+
+
+def _describe_refusal(lost: str, reason: str) -> str:
+    return f"{lost}: the query failed: {shorten(reason, REASON_MAX)}"
+
+
+def _with_uuid(series: str, label: str) -> str:
+    """PromQL: the series with the UUID in `uuid`, as nvidia_gpu_exporter writes it."""
+    return f'label_replace({series}, "uuid", "$1", "{label}", "(?:GPU-)?(.+)")'
 
 
 def cluster_part(matcher: str) -> str:
@@ -271,14 +391,31 @@ def _describe_nothing(site: SiteExporters) -> str:
     return f"{text}. Take a longer --since, or correct --source.matcher or the address"
 
 
-def parts(span: WindowSpan, series: int) -> Iterator[WindowSpan]:
-    """The span in parts of a day, oldest first. With many series they are shorter, so that a part fits into memory."""
-    hours = max(1.0, CHUNK_S * min(1.0, SERIES_MAX / max(1, series)) // WINDOW_S)
+def parts(span: WindowSpan, series: int, new: float) -> Iterator[WindowSpan]:
+    """The span in parts of a day, oldest first. With many series they are shorter, so that a part fits into memory.
+
+    `series`: series at a moment. `new`: those that begin in an hour.
+    """
+    hours = max(1.0, CHUNK_S * min(1.0, SERIES_MAX / max(1.0, load_of(series, new))) // WINDOW_S)
     start = span.start
     while start < span.end:
         end = min(span.end, start + hours * WINDOW_S)
         yield span._replace(start=start, end=end)
         start = end
+
+
+def load_of(series: int, new: float) -> float:
+    """Returns the number of lasting series that cost as much."""
+    return series + NEW * new
+
+
+@contextmanager
+def _about_kube() -> Iterator[None]:
+    """Marks the errors of queries without which the report is possible."""
+    try:
+        yield
+    except AnswerError as exc:
+        raise KubeRefusal(str(exc)) from exc
 
 
 @contextmanager
@@ -297,9 +434,12 @@ def _is_address(node: str) -> bool:
     return node.replace(".", "").isdigit() or ":" in node
 
 
-def _facts(pods: Mapping[PodName, PodFacts], clusters: Mapping[str, str]) -> dict[HolderId, HolderFacts]:
-    found = {}
-    for pod, facts in pods.items():
-        holder = HolderId(clusters.get(pod.cluster, pod.cluster), "kubernetes", pod.namespace, pod.name)
-        found[holder] = HolderFacts(facts.workload, facts.team)
+def _rename(
+    values: Mapping[tuple[str, str], float], of_node: Callable[[str, str], str | None]
+) -> dict[tuple[str, str], float]:
+    """The values by node, with the clusters of the exporters, without nodes whose cluster is not clear."""
+    found: dict[tuple[str, str], float] = {}
+    for (theirs, node), value in values.items():
+        if (cluster := of_node(theirs, node)) is not None:
+            found[cluster, node] = found.get((cluster, node), 0.0) + value
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,14 +19,14 @@ from gpu_exporter.common.promql.client import Fetch
 from gpu_exporter.reports.history.asking import History, Store, WindowSpan
 from gpu_exporter.reports.usage.cells import WINDOW_S
 from gpu_exporter.reports.usage.deliver import Mail, deliver
-from gpu_exporter.reports.usage.gather import SERIES_MAX, Gatherer
+from gpu_exporter.reports.usage.gather import Gatherer, load_of
 from gpu_exporter.reports.usage.model import UsageReport
 from gpu_exporter.reports.usage.prices import read_prices
 from gpu_exporter.reports.usage.render.view import ReportView
 from gpu_exporter.reports.usage.tenants.read import TenantReader
 
 # Half a day of 3,000 GPUs took 6 s (Prometheus 2.42, samples every 30 s, on two cores).
-CHUNK_S, SERIES_S = 0.5, 0.004
+CHUNK_S, SERIES_S, DAY_S = 0.5, 0.004, 86400.0
 REST_MAX_S = 5.0  # the longest pause between two queries
 
 
@@ -68,12 +68,17 @@ class Progress:
         self._chunks = self._done = self._queries = 0
         self._is_live = sys.stderr.isatty()
 
-    def begin(self, chunks: int, series: int) -> None:
-        """Prints the amount of work before the first large query. `series`: number of utilization series."""
-        self._chunks = chunks
-        about = describe_duration(round(self._slower * chunks * (CHUNK_S + SERIES_S * min(series, SERIES_MAX))))
+    def begin(self, days: Collection[WindowSpan], series: int, new: float) -> None:
+        """Prints the amount of work before the first large query. `days`: the parts of the period. `series`: number of
+        utilization series. `new`: those that begin in an hour.
+        """
+        self._chunks, self._done, self._began = len(days), 0, self._clock.monotonic()
+        load = load_of(series, new) * sum(day.end - day.start for day in days) / DAY_S
+        about = describe_duration(round(self._slower * (CHUNK_S * len(days) + SERIES_S * load)))
+        more = f" and {round(new):,} new series an hour" if round(new) else ""
         print(  # noqa: T201
-            f"{self._name}: reading {chunks} days or parts of days, up to {series:,} series each; expect {about}",
+            f"{self._name}: reading {len(days)} days or parts of days, up to {series:,} series each{more}; "
+            f"expect {about}",
             file=sys.stderr,
         )
 
@@ -124,6 +129,11 @@ def run_report(
             site = gatherer.find(span)
             if site.prefers_own:
                 report = TenantReader(address, wish.matcher, wish.alerts, fetch).read(span.end - span.start, span.end)
+                if site.rest:
+                    names = ", ".join(site.exporters)
+                    report.left_out.append(
+                        f"{site.rest:,} GPUs without gpu-exporter ({names} shows them): install it there"
+                    )
                 if wish.prices:
                     report.missing.append("the prices of --price: the money is from the recordings of the site")
             else:

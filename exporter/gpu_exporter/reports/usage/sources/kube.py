@@ -14,6 +14,7 @@ from gpu_exporter.reports.usage.sources.intervals import Target, ask_targets, re
 from gpu_exporter.reports.usage.sources.zeros import Table
 
 REQUESTS, PHASE = "kube_pod_container_resource_requests", "kube_pod_status_phase"
+INIT_REQUESTS, INIT = "kube_pod_init_container_resource_requests", "init"  # and the label of its series here
 OWNER, POD_LABELS, POD_INFO = "kube_pod_owner", "kube_pod_labels", "kube_pod_info"
 POD_START = "kube_pod_start_time"
 # Owners of the controllers of pods, with the label that names the controller. There are none for other kinds.
@@ -29,7 +30,7 @@ POD = f"{PLACE}, pod"
 GRID_S = 120.0
 OVERLAP = 1.05  # of a window: targets that are present for more together are present at the same time
 LOST = 0.8  # share of the scrapes that must succeed. The samples then stand for the whole time
-OF_REQUEST = ("cluster", "namespace", "pod", "node", "container", "resource")
+OF_REQUEST = ("cluster", "namespace", "pod", "node", "resource", "container", INIT)
 OFFER_S = 600.0
 LOOK_S = 3 * 3600.0
 ADDRESSES_MAX, NAMES_MAX = 300, 100  # in one query
@@ -91,11 +92,11 @@ class KubeReader:
         Completed pods keep their series of requests, so only the time in the phases Pending and Running counts.
         """
         requests, phases = self._select(REQUESTS, RESOURCES), self._select(PHASE, HOLDING)
-        counts = self._history.ask_table("requests", over("count", requests, span.window), span)
+        counts = self._history.ask_table("requests", self._with_init("count", span.window), span)
         if not counts:
             return {}, None
         queries = {
-            "gpus": over("avg", requests, span.window),
+            "gpus": self._with_init("avg", span.window),
             "running": f"sum without (phase) ({over('avg', phases, span.window)}) > 0",
             **ask_targets(counts, span.window),
         }
@@ -126,20 +127,16 @@ class KubeReader:
                 seconds = min(span.window, seconds) * min(1.0, shares[start])
                 of_targets = of_request[start]
                 of_targets[target] = of_targets.get(target, 0.0) + gpus[labels][start] * seconds
-        found: defaultdict[tuple[PodName, str], dict[float, float]] = defaultdict(dict)
-        for (cluster, namespace, pod, node, *_), of_request in by_target.items():
-            if not node:  # the pod waits for one
-                continue
-            windows = found[PodName(cluster, namespace, pod), node]
-            for start, of_targets in of_request.items():
-                # Two kube-state-metrics at the same time report the same pods; one after the other, each a part.
-                together = sum(present.get(target, {}).get(start, span.window) for target in of_targets)
-                fold = max if together > OVERLAP * span.window else sum
-                windows[start] = windows.get(start, 0.0) + fold(of_targets.values())
+        found = _add_up_pods(by_target, present, span.window)
         blind = _find_blind(tables, _find_shards(by_target), span)
         without = self._find_without_phases({target_of(labels)[0] for labels in counts}, tables["running"], span)
         blind |= {(cluster, start) for cluster in without for start in _starts(span)}
-        return {key: windows for key, windows in found.items() if windows}, blind
+        return found, blind
+
+    def _with_init(self, function: str, window: float) -> str:
+        """PromQL: a function of the requests, also of init containers, with a label that marks them."""
+        own, of_init = (over(function, self._select(each, RESOURCES), window) for each in (REQUESTS, INIT_REQUESTS))
+        return f'{own} or label_replace({of_init}, "{INIT}", "yes", "", "")'
 
     def _find_without_phases(self, clusters: Collection[str], running: Table, span: WindowSpan) -> set[str]:
         """Returns the clusters whose pods have requests, but no phases. A site may drop these many series."""
@@ -250,18 +247,26 @@ class KubeReader:
 
     def read_offers(self, span: WindowSpan) -> dict[tuple[str, str], float]:
         """GPU-seconds that nodes offer in this time, by cluster and node."""
-        of_resources = f"max by (cluster, node, resource) ({self._own(self._select(ALLOCATABLE, RESOURCES))})"
-        offered = f"sum by (cluster, node) ({of_resources})"
+        offered = self._offered()
 
         def build(seconds: float) -> str:
             return f"sum_over_time(({offered})[{seconds * 1000 - 1:.0f}ms:{OFFER_S:.0f}s]) * {OFFER_S:.0f}"
 
-        found: dict[tuple[str, str], float] = {}
-        for series, value in self._history.ask_whole("offers", build, span, operator.add).items():
-            labels = dict(series)
-            key = labels.get("cluster", ""), labels.get("node", "")
-            found[key] = found.get(key, 0.0) + value
-        return found
+        return _by_node(self._history.ask_whole("offers", build, span, operator.add))
+
+    def read_most(self, span: WindowSpan) -> dict[tuple[str, str], float]:
+        """The most GPUs that nodes offer at any time, by cluster and node."""
+        offered = self._offered()
+
+        def build(seconds: float) -> str:
+            return f"max_over_time(({offered})[{seconds * 1000 - 1:.0f}ms:{OFFER_S:.0f}s])"
+
+        return _by_node(self._history.ask_whole("most offers", build, span))
+
+    def _offered(self) -> str:
+        """PromQL: the GPUs that nodes offer."""
+        of_resources = f"max by (cluster, node, resource) ({self._own(self._select(ALLOCATABLE, RESOURCES))})"
+        return f"sum by (cluster, node) ({of_resources})"
 
     def read_bare(self, span: WindowSpan) -> set[tuple[str, str]]:
         """Nodes that offer no GPU and no instance, by cluster and node. Pods may hold their GPUs in another way, such
@@ -296,7 +301,10 @@ class KubeReader:
 
     def _with_gpus(self, seconds: float) -> str:
         """PromQL: the pods that requested a GPU at any time."""
-        return f"group by ({POD}) ({self._own(over('last', self._select(REQUESTS, ANY_GPU), seconds))})"
+        own, of_init = (
+            self._own(over("last", self._select(each, ANY_GPU), seconds)) for each in (REQUESTS, INIT_REQUESTS)
+        )
+        return f"group by ({POD}) ({own} or {of_init})"
 
     def _own(self, series: str) -> str:
         """PromQL: the pod and node that kube-state-metrics reports.
@@ -319,6 +327,34 @@ def workload_of(kind: str, name: str) -> str:
     if kind == "ReplicaSet":
         return HASH.sub("", name)
     return MOMENT.sub("", name) if kind == "Job" else name
+
+
+def _add_up_pods(
+    by_target: Mapping[tuple[str, ...], Mapping[float, Mapping[Target, float]]],
+    present: Mapping[Target, Mapping[float, float]],
+    window: float,
+) -> dict[tuple[PodName, str], dict[float, float]]:
+    """Returns GPU-seconds by pod and node, and by start of the window. `by_target`: by the labels OF_REQUEST.
+
+    A pod has the sum of its containers, or the most of its init containers, which run before, if that is more.
+    """
+    by_pod: defaultdict[tuple[PodName, str], dict[tuple[float, str], tuple[float, float]]] = defaultdict(dict)
+    for (cluster, namespace, pod, node, resource, _, init), of_request in by_target.items():
+        if not node:  # the pod waits for one
+            continue
+        of_pod = by_pod[PodName(cluster, namespace, pod), node]
+        for start, of_targets in of_request.items():
+            # Two kube-state-metrics at the same time report the same pods; one after the other, each a part.
+            together = sum(present.get(target, {}).get(start, window) for target in of_targets)
+            seconds = (max if together > OVERLAP * window else sum)(of_targets.values())
+            others, most = of_pod.get((start, resource), (0.0, 0.0))
+            of_pod[start, resource] = (others, max(most, seconds)) if init else (others + seconds, most)
+    found: dict[tuple[PodName, str], dict[float, float]] = {}
+    for key, of_pod in by_pod.items():
+        for (start, _), each in of_pod.items():
+            windows = found.setdefault(key, {})
+            windows[start] = windows.get(start, 0.0) + max(each)
+    return found
 
 
 def _find_answered(tables: Mapping[str, Table]) -> dict[tuple[Target, float], float]:
@@ -377,6 +413,11 @@ def _list_times(walls: Mapping[Labels, float]) -> dict[PodName, list[float]]:
     for series, wall in walls.items():
         found.setdefault(_name(series), []).append(wall)
     return found
+
+
+def _by_node(values: Mapping[Labels, float]) -> dict[tuple[str, str], float]:
+    found = [(dict(series), value) for series, value in values.items()]
+    return {(labels.get("cluster", ""), labels.get("node", "")): value for labels, value in found}
 
 
 def _name(given: Labels) -> PodName:
