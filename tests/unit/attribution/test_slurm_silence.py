@@ -50,10 +50,10 @@ def make_node(directory: Path, kind: str, silent: str, late_s: float = 0.1) -> S
 def check(node: SilentNode) -> None:
     """Each job has the time between its prolog and its epilog, or up to the next job. Their dates are whole seconds."""
     held = node.held()
-    for job, (begin, end) in node.spans.items():
-        nexts = [first for other, (first, _) in node.spans.items() if other // 10 == job // 10 and first > begin]
-        assert -0.3 <= held.get(f"u{job}", 0.0) - (min([end, *nexts]) - begin) <= 1.0, (job, held, node.spans)
-    assert (node.missed, sum(held.values())) == (0, pytest.approx(sum(held[f"u{job}"] for job in node.spans)))
+    for user, (begin, end) in node.spans.items():
+        nexts = [first for other, (first, _) in node.spans.items() if other[:-1] == user[:-1] and first > begin]
+        assert -0.3 <= held.get(user, 0.0) - (min([end, *nexts]) - begin) <= 1.0, (user, held, node.spans)
+    assert (node.missed, sum(held.values())) == (0, pytest.approx(sum(held[user] for user in node.spans)))
 
 
 @pytest.mark.parametrize("late_s", [0.1, 12.0], ids=["", "slow epilogs"])

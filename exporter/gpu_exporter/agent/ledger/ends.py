@@ -17,10 +17,11 @@ from gpu_exporter.common.model.holders import AllocationId
 from gpu_exporter.common.model.units import UnitId
 
 EDGE_S = 0.05  # times of one moment differ by less: they come from another clock, and are converted at two moments
+WHOLE_S = 1.0 + EDGE_S  # Slurm, prolog and epilog write whole seconds
 
 
 def plan_ends(
-    confirmed: Iterable[ConfirmedAllocation],
+    confirmed: Sequence[ConfirmedAllocation],
     ended: Sequence[ConfirmedAllocation],
     accounts: Mapping[AllocationId, HolderAccount],
     forgotten: Mapping[UnitId, float],
@@ -37,17 +38,18 @@ def plan_ends(
     - `free`: from when polls have proven that a unit had no holder. A later end, such as that of an epilog that ran
       hours after the last step, gives no time to a holder that had the unit before.
     """
+    shown = [*confirmed, *ended]
     until = {entry.id: entry.confirmed for entry in confirmed}
     taken: dict[AllocationId, tuple[float, float]] = {}
     for holder_id, account in accounts.items():
-        last = max(account.confirmed, until.get(holder_id, account.confirmed))
+        last = max(account.ended, until.get(holder_id, account.confirmed))
         if last > account.began or account.running:  # a hidden holder that one answer showed takes no time
             taken[holder_id] = account.began, last
     past: list[ConfirmedAllocation] = []
     for entry in sorted(ended, key=lambda each: (each.id not in accounts, _start_of(each), each.confirmed)):
         unit, found = entry.allocation.unit, accounts.get(entry.id)
         begin = max(_start_of(entry), forgotten.get(unit, oldest), oldest) if found is None else found.confirmed
-        end = min([entry.confirmed, *_list_next(entry, begin, ended)])
+        end = min([entry.confirmed, *_list_next(entry, begin, shown)])
         if begin > _start_of(entry) and end > free.get(unit, end):
             continue
         for first, last in sorted(each for other, each in taken.items() if other[0] == unit and other != entry.id):
@@ -56,7 +58,7 @@ def plan_ends(
             elif first >= begin - EDGE_S:
                 end = min(end, first)
         if end > begin:
-            taken[entry.id] = (begin if found is None else found.began), end
+            taken[entry.id] = (begin, end) if found is None else (found.began, max(end, found.ended))
             past.append(entry._replace(start=begin, confirmed=end))
     return sorted(past, key=lambda each: each.confirmed)
 
@@ -65,11 +67,22 @@ def _start_of(entry: ConfirmedAllocation) -> float:
     return entry.confirmed if entry.start is None else entry.start
 
 
-def _list_next(entry: ConfirmedAllocation, begin: float, ended: Iterable[ConfirmedAllocation]) -> list[float]:
-    """Returns the starts of the next holders of a whole unit that ended before this holder's late end."""
+def list_replaced(
+    confirmed: Iterable[ConfirmedAllocation], ended: Sequence[ConfirmedAllocation]
+) -> list[ConfirmedAllocation]:
+    """Returns the shown holders that had their whole unit only until one of the ended holders began, each with this end.
+
+    The files of such a job remain until its slow epilog runs.
+    """
+    nexts = [(entry, _list_next(entry, _start_of(entry), ended)) for entry in confirmed]
+    return [entry._replace(confirmed=min(starts)) for entry, starts in nexts if starts]
+
+
+def _list_next(entry: ConfirmedAllocation, begin: float, others: Iterable[ConfirmedAllocation]) -> list[float]:
+    """Returns the starts of the next holders of a whole unit. Dates within one second show no order."""
     return [
         other.start
-        for other in ended
+        for other in others
         if other.allocation.unit == entry.allocation.unit and not other.allocation.is_shared
-        if other.start is not None and other.start > begin and other.confirmed < entry.confirmed
+        if other.start is not None and max(_start_of(entry), begin - WHOLE_S) < other.start < entry.confirmed - WHOLE_S and other.id != entry.id
     ]

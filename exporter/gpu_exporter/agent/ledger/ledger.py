@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount, UnitAccount, read_date, read_start
 from gpu_exporter.agent.ledger.division import Charge, Division, Waiting, divide_joules, merge_active
-from gpu_exporter.agent.ledger.ends import EDGE_S, plan_ends
+from gpu_exporter.agent.ledger.ends import EDGE_S, list_replaced, plan_ends
 from gpu_exporter.agent.ledger.records import HolderPresence, Holding, Pending, UnitRecord
 from gpu_exporter.agent.ledger.ring import Ring
 from gpu_exporter.agent.ledger.spins import RunPart, book_busy, follow_run
@@ -236,6 +236,9 @@ class Ledger:
         self._was_complete = self._was_complete or is_complete
         if is_complete:
             self.polled = now if asked is None else asked
+        replaced = {entry.id: entry for entry in list_replaced(confirmed, ended)}
+        confirmed = [entry for entry in confirmed if entry.id not in replaced]
+        ended = [*ended, *replaced.values()]
         longest = self.rules.longest_unconfirmed_s
         free_since = {unit: since + longest() for unit, since in self._free_since.items()}
         past = plan_ends(confirmed, ended, self.holders(), self._forgotten, self._earliest, free_since)
@@ -400,7 +403,7 @@ class Ledger:
         Omits holders without any time on it.
         """
         held = [holding.account for (other, _), holding in self.holdings.items() if other == unit]
-        until = [max(a.confirmed, a.confirmed + a.guessed_held_s - a.held_s) for a in held if a.held_s > 0.0]
+        until = [account.ended for account in held if account.held_s > 0.0]
         return [*until, self._forgotten.get(unit, -math.inf), self._free.get(unit, -math.inf)]
 
     def _charge(

@@ -95,6 +95,15 @@ class FiledJobs:
             return JobGpus(file.indexes, total)
         return JobGpus((), total, shared=tuple((index, share) for index in file.indexes))
 
+    def list_begun(self, look: SlurmSnapshot, present: Present) -> dict[str, list[float]]:
+        """Returns when jobs began that have whole GPUs here (Unix seconds of this host), by the GPU (`Grant.number`)."""
+        begun: dict[str, list[float]] = {}
+        for file in present.files.values():
+            if file.began_wall is not None and self.names(file, look) and not self.share_of(file, look):
+                for index in file.indexes:
+                    begun.setdefault(f"IDX {index}", []).append(file.began_wall)
+        return begun
+
     def settled(self, look: SlurmSnapshot, present: Present, wall: float) -> set[str]:
         """Returns the jobs whose prolog's file is sufficient. They need no request yet. `wall`: Unix seconds."""
         return {

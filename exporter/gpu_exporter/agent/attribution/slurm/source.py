@@ -267,7 +267,7 @@ class SlurmSource:
             self._renewal.settle()
         granted = self._grant_jobs(look, present, reported, order)
         hidden = self._grant_hidden(look, order)
-        ended, missed = self._list_ended(look, order)
+        ended, missed = self._list_ended(look, present, order)
         past = {grant.holder.key for grant in ended}
         self._filed.forget(look, present, {grant.holder.job_id for grant in ended})
         # The last processes of an ended job may still run.
@@ -322,7 +322,8 @@ class SlurmSource:
             for run, over in (self._over | by_steps).items()
             if (run[0] in look.jobs or look.asked <= over.at) and run not in filed  # else it runs again
         }
-        gone = {run for run, over in self._over.items() if over.is_sure or look.asked <= over.at}
+        rows = {(job, known.job.restarts): known.asked for job, known in look.jobs.items()}
+        gone = {run for run, over in self._over.items() if over.is_sure or rows.get(run, 0.0) <= over.at}
         self._over |= by_epilog  # this poll reports their ends, and the next one no longer has their files
         return {job for job, known in look.jobs.items() if (job, known.job.restarts) in gone}
 
@@ -402,7 +403,7 @@ class SlurmSource:
                 if not self._is_here(job_id, present):
                     grant = self._as_of(look, grant)
                 elif job_id in present.waning:  # it may have ended after that list
-                    asked = look.asked if reported.get(job_id) is known else 0.0
+                    asked = known.asked if reported.get(job_id) is known else 0.0
                     grant = grant._replace(confirmed=max(present.waning[job_id], asked))
                 grants.append(grant)
         return _Granted(grants, problems, conflicts)
@@ -417,8 +418,9 @@ class SlurmSource:
             grants.append(self._as_of(look, grant._replace(share=shares.get(index, ""))))
         return grants
 
-    def _list_ended(self, look: SlurmSnapshot, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
+    def _list_ended(self, look: SlurmSnapshot, present: Present, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
         """Returns grants of jobs that have ended since the last poll, and the number of ended jobs without a grant."""
+        begun = self._filed.list_begun(look, present)
         now, wall = self._clock.monotonic(), self._clock.wall()
         ahead_s = how_far_ahead(look.clock, now, wall)
         ended: list[Grant] = []
@@ -427,7 +429,7 @@ class SlurmSource:
         for job in self._ended:
             run, file = job.file.run, job.file
             end = now - max(0.0, wall - job.end_wall)
-            if job.by_steps and look.asked > end and _has_run(look, job):
+            if job.by_steps and _has_run(look, job) and look.jobs[job.job_id].asked > end:
                 waiting.append(job)  # slurmctld has reported later that the job runs
                 continue
             restarts, grants = self._granted.get(job.job_id, ("", []))
@@ -446,7 +448,10 @@ class SlurmSource:
                     for index, share in gpus.parts()
                 ]
             grants = [grant for grant in grants if grant.kind != "unproven"]
-            ended += [grant._replace(confirmed=end) for grant in grants]
+            for grant in grants:  # a late epilog: the next job on the whole GPU shows that its time is over
+                nexts = () if grant.share else begun.get(grant.number, ())
+                over = min([job.end_wall, *(at for at in nexts if (file.began_wall or math.inf) < at)])
+                ended.append(grant._replace(confirmed=end - (job.end_wall - over)))
             missed += not (grants or job.is_again) and bool(file.indexes or file.uuids)
         self._ended = waiting
         return tuple(ended), missed
