@@ -229,12 +229,19 @@ class SlurmSource:
         self._renewed_s = min(self._pace.interval_s + look.each_s, INTERVAL_MAX_S)
 
     def _list_replaced(self, present: Present) -> Set[str]:
-        """Returns the jobs of which another job's file claims a whole GPU: they may have ended, although a file or a
-        step of them remains.
+        """Returns the jobs of which another job's file claims a whole GPU, or whose own file is of another run: the
+        known run may have ended, although a file or a step of the job remains.
         """
         jobs = self._look.jobs if self._look is not None else {}
         claimed = {index for job, file in present.files.items() if job not in jobs for index in file.indexes}
-        return {job for job, known in jobs.items() if known.gpus is not None and claimed & {*known.gpus.indexes}}
+        requeued = {
+            job
+            for job, file in present.files.items()
+            if job in jobs and file.run is not None and file.run.restarts != jobs[job].job.restarts
+        }
+        return requeued | {
+            job for job, known in jobs.items() if known.gpus is not None and claimed & {*known.gpus.indexes}
+        }
 
     def _answer(self, look: SlurmSnapshot, present: Present) -> Answer:
         """Returns grants for the jobs that the node's record confirms, and for GPUs in use without a known job.
