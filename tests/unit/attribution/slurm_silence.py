@@ -160,7 +160,12 @@ class SilentNode(Filing):
     def _row(self, job: str) -> str:
         own = self._running[job]
         user = {"UserName": own.user, "UserID": str(own.uid), "StartTime": str(self.spans[own.user][0])}
-        values = dict.fromkeys(COLUMNS, "N/A") | {"JobID": job, "State": "RUNNING", "RestartCnt": str(own.restarts), **user}
+        values = dict.fromkeys(COLUMNS, "N/A") | {
+            "JobID": job,
+            "State": "RUNNING",
+            "RestartCnt": str(own.restarts),
+            **user,
+        }
         return "".join(f"{values[column]}|" for column in COLUMNS) + "\n"
 
     def start(self) -> None:

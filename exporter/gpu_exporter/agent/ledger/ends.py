@@ -11,6 +11,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount
 from gpu_exporter.common.model.holders import AllocationId
@@ -20,6 +21,18 @@ EDGE_S = 0.05  # times of one moment differ by less: they come from another cloc
 WHOLE_S = 1.0 + EDGE_S  # Slurm, prolog and epilog write whole seconds
 
 
+class Plan(NamedTuple):
+    """The time of ended holders.
+
+    - `past`: the holders in order of their ends, each with its own time: from `start` to `confirmed`. Leaves out holders
+      without such a time.
+    - `lost`: the holders without any time, and the holders of a whole unit without a part of their time.
+    """
+
+    past: list[ConfirmedAllocation]
+    lost: set[AllocationId]
+
+
 def plan_ends(
     confirmed: Sequence[ConfirmedAllocation],
     ended: Sequence[ConfirmedAllocation],
@@ -27,9 +40,8 @@ def plan_ends(
     forgotten: Mapping[UnitId, float],
     oldest: float,
     free: Mapping[UnitId, float],
-) -> list[ConfirmedAllocation]:
-    """Returns the ended holders in order of their ends, each with its own time: from `start` to `confirmed`. Leaves out
-    holders without such a time.
+) -> Plan:
+    """Plans the time of the ended holders.
 
     - `confirmed`: the holders that the poll shows.
     - `accounts`: of all holders before the poll.
@@ -46,13 +58,15 @@ def plan_ends(
         if last > account.began or account.running:  # a hidden holder that one answer showed takes no time
             taken[holder_id] = account.began, last
     past: list[ConfirmedAllocation] = []
+    lost: set[AllocationId] = set()
     for entry in sorted(ended, key=lambda each: (each.id not in accounts, _start_of(each), each.confirmed)):
-        unit, found = entry.allocation.unit, accounts.get(entry.id)
-        begin = max(_start_of(entry), forgotten.get(unit, oldest), oldest) if found is None else found.confirmed
+        unit, found, start = entry.allocation.unit, accounts.get(entry.id), _start_of(entry)
+        begin = max(start, forgotten.get(unit, oldest), oldest) if found is None else found.confirmed
         end = min([entry.confirmed, *_list_next(entry, begin, shown)])
-        if begin > _start_of(entry) and end > free.get(unit, end):
-            continue
-        for first, last in sorted(each for other, each in taken.items() if other[0] == unit and other != entry.id):
+        others = sorted(each for other, each in taken.items() if other[0] == unit and other != entry.id)
+        if begin > start and end > free.get(unit, end):
+            end = begin
+        for first, last in others:
             if found is None and first <= begin + EDGE_S:
                 begin = max(begin, last)
             elif first >= begin - EDGE_S:
@@ -60,7 +74,13 @@ def plan_ends(
         if end > begin:
             taken[entry.id] = (begin, end) if found is None else (found.began, max(end, found.ended))
             past.append(entry._replace(start=begin, confirmed=end))
-    return sorted(past, key=lambda each: each.confirmed)
+        elif found is None and entry.confirmed > start + EDGE_S:
+            lost.add(entry.id)
+        held_s = max(0.0, end - begin) + (found.held_s if found is not None else 0.0)
+        nexts = (*_list_next(entry, start, shown), *(first for first, _ in others if first > start))
+        if not entry.allocation.is_shared and held_s < min([entry.confirmed, *nexts]) - start - WHOLE_S:
+            lost.add(entry.id)
+    return Plan(sorted(past, key=lambda each: each.confirmed), lost)
 
 
 def _start_of(entry: ConfirmedAllocation) -> float:
@@ -80,9 +100,10 @@ def list_replaced(
 
 def _list_next(entry: ConfirmedAllocation, begin: float, others: Iterable[ConfirmedAllocation]) -> list[float]:
     """Returns the starts of the next holders of a whole unit. Dates within one second show no order."""
+    earliest, latest = max(_start_of(entry), begin - WHOLE_S), entry.confirmed - WHOLE_S
     return [
         other.start
         for other in others
         if other.allocation.unit == entry.allocation.unit and not other.allocation.is_shared
-        if other.start is not None and max(_start_of(entry), begin - WHOLE_S) < other.start < entry.confirmed - WHOLE_S and other.id != entry.id
+        if other.start is not None and earliest < other.start < latest and other.id != entry.id
     ]

@@ -241,14 +241,8 @@ class Ledger:
         ended = [*ended, *replaced.values()]
         longest = self.rules.longest_unconfirmed_s
         free_since = {unit: since + longest() for unit, since in self._free_since.items()}
-        past = plan_ends(confirmed, ended, self.holders(), self._forgotten, self._earliest, free_since)
+        past, lost = plan_ends(confirmed, ended, self.holders(), self._forgotten, self._earliest, free_since)
         ends = {entry.id for entry in ended} - {entry.id for entry in past}
-        lost = {
-            entry.id
-            for entry in ended
-            if entry.id in ends - self.holdings.keys()
-            if entry.start is not None and entry.confirmed - entry.start > EDGE_S
-        }
         before = self.holders(HolderPresence.PRESENT).keys()
         for number, entry in enumerate(past):
             ends.add(entry.id)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -377,8 +377,9 @@ class SlurmSource:
         """Returns the grants of the jobs. `reported`: the jobs that slurmctld reported, by id."""
         grants: list[Grant] = []
         problems: list[str] = []
-        conflicts, used = 0, look.in_use()
-        ahead_s = how_far_ahead(look.clock, self._clock.monotonic(), self._clock.wall())
+        conflicts, used, begun = 0, look.in_use(), self._filed.list_begun(look, present)
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        ahead_s = how_far_ahead(look.clock, now, wall)
         for job_id, known in look.jobs.items():
             gpus, file = known.gpus or JobGpus((), 0), present.files.get(job_id, JobFile())
             holder = self._holder(known.job, look.config, gpus, start_of_run(known.job, file, ahead_s))
@@ -412,6 +413,9 @@ class SlurmSource:
                 elif job_id in present.waning:  # it may have ended after that list
                     asked = known.asked if reported.get(job_id) is known else 0.0
                     grant = grant._replace(confirmed=max(present.waning[job_id], asked))
+                elif job_id not in present.steps.pids:
+                    over = _find_next(grant, file, begun)
+                    grant = grant if over is None else grant._replace(confirmed=now - max(0.0, wall - over))
                 grants.append(grant)
         return _Granted(grants, problems, conflicts)
 
@@ -455,10 +459,9 @@ class SlurmSource:
                     for index, share in gpus.parts()
                 ]
             grants = [grant for grant in grants if grant.kind != "unproven"]
-            for grant in grants:  # a late epilog: the next job on the whole GPU shows that its time is over
-                nexts = () if grant.share else begun.get(grant.number, ())
-                over = min([job.end_wall, *(at for at in nexts if (file.began_wall or math.inf) < at)])
-                ended.append(grant._replace(confirmed=end - (job.end_wall - over)))
+            for grant in grants:  # the epilog may be late
+                over = _find_next(grant, file, begun) or job.end_wall
+                ended.append(grant._replace(confirmed=end - max(0.0, job.end_wall - over)))
             missed += not (grants or job.is_again) and bool(file.indexes or file.uuids)
         self._ended = waiting
         return tuple(ended), missed
@@ -517,6 +520,15 @@ def _has_run(look: SlurmSnapshot, job: EndedJob) -> bool:
     """Returns whether slurmctld reports this run of a job as present."""
     known, run = look.jobs.get(job.job_id), job.file.run
     return known is not None and run is not None and known.job.restarts == run.restarts
+
+
+def _find_next(grant: Grant, file: JobFile, begun: Mapping[str, Sequence[float]]) -> float | None:
+    """Returns when the next job on the job's whole GPU began (Unix seconds), so that the job's time was over.
+
+    `begun`: as FiledJobs.list_begun returns it.
+    """
+    nexts = () if grant.share or file.began_wall is None else begun.get(grant.number, ())
+    return min((at for at in nexts if file.began_wall is not None and file.began_wall < at), default=None)
 
 
 class _Over(NamedTuple):
