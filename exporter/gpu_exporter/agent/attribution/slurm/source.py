@@ -376,6 +376,7 @@ class SlurmSource:
     ) -> _Granted:
         """Returns the grants of the jobs. `reported`: the jobs that slurmctld reported, by id."""
         grants: list[Grant] = []
+        left: list[Grant] = []  # of jobs whose epilog is late: the next job has begun
         problems: list[str] = []
         conflicts, used, begun = 0, look.in_use(), self._filed.list_begun(look, present)
         now, wall = self._clock.monotonic(), self._clock.wall()
@@ -413,10 +414,13 @@ class SlurmSource:
                 elif job_id in present.waning:  # it may have ended after that list
                     asked = known.asked if reported.get(job_id) is known else 0.0
                     grant = grant._replace(confirmed=max(present.waning[job_id], asked))
-                elif job_id not in present.steps.pids:
-                    over = _find_next(grant, file, begun)
-                    grant = grant if over is None else grant._replace(confirmed=now - max(0.0, wall - over))
-                grants.append(grant)
+                over = _find_next(grant, file, begun) if job_id not in present.steps.pids else None
+                if over is None:
+                    grants.append(grant)
+                else:
+                    left.append(grant._replace(confirmed=now - max(0.0, wall - over)))
+        held = {grant.number for grant in grants}
+        grants += [grant for grant in left if grant.number not in held]  # otherwise they would share the GPU
         return _Granted(grants, problems, conflicts)
 
     def _grant_hidden(self, look: SlurmSnapshot, order: GpuOrder) -> list[Grant]:
