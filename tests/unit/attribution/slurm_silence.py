@@ -189,7 +189,7 @@ class SilentNode(Filing):
     def stop(self, *, saves: bool) -> None:
         if saves:
             self.node.state.write_state()
-        self.is_up = False
+        self.is_up, self._clock.stops_at = False, math.inf
         self._missed = self.missed
         self._state.release()
 

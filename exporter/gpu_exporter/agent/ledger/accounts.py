@@ -133,7 +133,7 @@ class HolderAccount:
 
     @property
     def ended(self) -> float:
-        """Until when the holder's tenant is charged (monotonic seconds): also for an estimated time after `confirmed`."""
+        """Until when the tenant is charged (monotonic seconds). With the estimated time after `confirmed`."""
         return self.confirmed + max(0.0, self.guessed_held_s - self.held_s)
 
     def end_run(self) -> None:

@@ -24,9 +24,9 @@ WHOLE_S = 1.0 + EDGE_S  # Slurm, prolog and epilog write whole seconds
 class Plan(NamedTuple):
     """The time of ended holders.
 
-    - `past`: the holders in order of their ends, each with its own time: from `start` to `confirmed`. Leaves out holders
-      without such a time.
-    - `lost`: the holders without any time, and the holders of a whole unit without a part of their time.
+    - `past`: the holders in order of their ends, each with its own time: from `start` to `confirmed`. Leaves out
+      holders without such a time.
+    - `lost`: the holders that lack their time or a part of it.
     """
 
     past: list[ConfirmedAllocation]
@@ -78,7 +78,7 @@ def plan_ends(
             lost.add(entry.id)
         held_s = max(0.0, end - begin) + (found.held_s if found is not None else 0.0)
         nexts = (*_list_next(entry, start, shown), *(first for first, _ in others if first > start))
-        if not entry.allocation.is_shared and held_s < min([entry.confirmed, *nexts]) - start - WHOLE_S:
+        if held_s < min([entry.confirmed, *nexts]) - start - WHOLE_S:
             lost.add(entry.id)
     return Plan(sorted(past, key=lambda each: each.confirmed), lost)
 
@@ -90,9 +90,9 @@ def _start_of(entry: ConfirmedAllocation) -> float:
 def list_replaced(
     confirmed: Iterable[ConfirmedAllocation], ended: Sequence[ConfirmedAllocation]
 ) -> list[ConfirmedAllocation]:
-    """Returns the shown holders that had their whole unit only until one of the ended holders began, each with this end.
+    """Returns the shown holders that had their whole unit only until an ended holder began, each with this end.
 
-    The files of such a job remain until its slow epilog runs.
+    The file of such a job remains until its slow epilog runs.
     """
     nexts = [(entry, _list_next(entry, _start_of(entry), ended)) for entry in confirmed]
     return [entry._replace(confirmed=min(starts)) for entry, starts in nexts if starts]

@@ -225,7 +225,7 @@ class Ledger:
         is_complete: bool = True,
         asked: float | None = None,
     ) -> set[AllocationId]:
-        """Charges the waiting readings to the holders that this poll shows. Returns the ended holders that got no time.
+        """Charges the waiting readings to the holders that this poll shows. Returns the ended holders that lack time.
 
         - `is_complete`: every source has answered, so a holder that is missing in `confirmed` held nothing at `asked`.
         - `asked`: when the sources were asked, by default `now`. Answers of slow sources are older.

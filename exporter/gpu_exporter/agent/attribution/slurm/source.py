@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -378,8 +378,8 @@ class SlurmSource:
         grants: list[Grant] = []
         left: list[Grant] = []  # of jobs whose epilog is late: the next job has begun
         problems: list[str] = []
-        conflicts, used, begun = 0, look.in_use(), self._filed.list_begun(look, present)
         now, wall = self._clock.monotonic(), self._clock.wall()
+        conflicts, used, begun = 0, look.in_use(), self._filed.list_begun(look, present, wall)
         ahead_s = how_far_ahead(look.clock, now, wall)
         for job_id, known in look.jobs.items():
             gpus, file = known.gpus or JobGpus((), 0), present.files.get(job_id, JobFile())
@@ -435,8 +435,8 @@ class SlurmSource:
 
     def _list_ended(self, look: SlurmSnapshot, present: Present, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
         """Returns grants of jobs that have ended since the last poll, and the number of ended jobs without a grant."""
-        begun = self._filed.list_begun(look, present)
         now, wall = self._clock.monotonic(), self._clock.wall()
+        begun = self._filed.list_begun(look, present, wall)
         ahead_s = how_far_ahead(look.clock, now, wall)
         ended: list[Grant] = []
         missed, self._missed = self._missed, 0
@@ -526,13 +526,14 @@ def _has_run(look: SlurmSnapshot, job: EndedJob) -> bool:
     return known is not None and run is not None and known.job.restarts == run.restarts
 
 
-def _find_next(grant: Grant, file: JobFile, begun: Mapping[str, Sequence[float]]) -> float | None:
+def _find_next(grant: Grant, file: JobFile, begun: Mapping[str, Set[float]]) -> float | None:
     """Returns when the next job on the job's whole GPU began (Unix seconds), so that the job's time was over.
 
     `begun`: as FiledJobs.list_begun returns it.
     """
-    nexts = () if grant.share or file.began_wall is None else begun.get(grant.number, ())
-    return min((at for at in nexts if file.began_wall is not None and file.began_wall < at), default=None)
+    if grant.share or file.began_wall is None:
+        return None
+    return min((at for at in begun.get(grant.number, ()) if file.began_wall < at), default=None)
 
 
 class _Over(NamedTuple):
