@@ -93,5 +93,5 @@ def compare(directory: Path, history: History) -> Wrong:
         over[job.user] = held.get(job.user, 0.0) - (min([end, *nexts]) - begin)
         under[job.user] = min([last, end, *nexts]) - begin - held.get(job.user, 0.0)
     node.stop(saves=False)
-    wrong = ({user: s for user, s in each.items() if s > 1.1} for each in (over, under))
-    return Wrong(*wrong, missed)
+    over, under = ({user: s for user, s in each.items() if s > 1.1} for each in (over, under))
+    return Wrong(over, under, missed)

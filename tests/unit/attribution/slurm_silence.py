@@ -112,7 +112,7 @@ class SilentNode(Filing):
     def _plan(self, job: Job) -> None:
         for order, when, act in ((2, job.begin, self._start_job), (0, job.end, self._end_steps),
                                  (1, job.end + job.late_s, self._end_job)):  # fmt: skip
-            self._clock.at(self._began + when, order, lambda act=act: act(job))  # type: ignore[misc]
+            self._clock.at(self._began + when, order, lambda act=act: act(job))
 
     def _start_job(self, job: Job) -> None:
         name, wall = str(job.number), math.floor(self.clock.wall())
