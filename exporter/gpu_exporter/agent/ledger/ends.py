@@ -21,7 +21,7 @@ EDGE_S = 0.05  # times of one moment differ by less: they come from another cloc
 WHOLE_S = 1.0 + EDGE_S  # Slurm, prolog and epilog write whole seconds
 
 
-class Plan(NamedTuple):
+class PlannedEnds(NamedTuple):
     """The time of ended holders.
 
     - `past`: the holders in order of their ends, each with its own time: from `start` to `confirmed`. Leaves out
@@ -40,7 +40,7 @@ def plan_ends(
     forgotten: Mapping[UnitId, float],
     oldest: float,
     free: Mapping[UnitId, float],
-) -> Plan:
+) -> PlannedEnds:
     """Plans the time of the ended holders.
 
     - `confirmed`: the holders that the poll shows.
@@ -80,7 +80,7 @@ def plan_ends(
         nexts = (*_list_next(entry, start, shown), *(first for first, _ in others if first > start))
         if held_s < min([entry.confirmed, *nexts]) - start - WHOLE_S:
             lost.add(entry.id)
-    return Plan(sorted(past, key=lambda each: each.confirmed), lost)
+    return PlannedEnds(sorted(past, key=lambda each: each.confirmed), lost)
 
 
 def _start_of(entry: ConfirmedAllocation) -> float:
