@@ -283,7 +283,7 @@ def test_an_empty_digest_says_why(prometheus: Prometheus) -> None:
     done = digest(prometheus, '--source.matcher=job="other"')
     assert (done.returncode, done.stdout) == (3, "")
     why = 'no GPU-hours in this period: no gpu-exporter series match {job="other"}: exporters '
-    assert re.search(f'{re.escape(why)}(have series )?with ', done.stderr)  # their last series may be minutes old
+    assert re.search(f"{re.escape(why)}(have series )?with ", done.stderr)  # their last series may be minutes old
     done = subprocess.run([*GPU_EXPORTER, "digest"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert "--source.prometheus is needed" in done.stderr

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpu_exporter.agent.attribution.slurm.on_node.steps import StepReader
 from gpu_exporter.agent.attribution.slurm.pace import Pace
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
-from gpu_exporter.agent.attribution.slurm.steps import StepReader
 from gpu_exporter.common.procfs import Procfs
 from gpu_exporter.common.vendor import NVIDIA
 from gpu_exporter.reconciler.slurm.live import parse_jobs

@@ -20,7 +20,7 @@ from gpu_exporter.agent.attribution.slurm.collected import Collected
 from gpu_exporter.agent.attribution.slurm.gres.conf import GpuOrder
 from gpu_exporter.agent.attribution.slurm.gres.epochs import Epochs, GresContent
 from gpu_exporter.agent.attribution.slurm.gres.files import ConfPlace, read_order
-from gpu_exporter.agent.attribution.slurm.job_files import read_ended, read_job_files
+from gpu_exporter.agent.attribution.slurm.on_node.job_files import read_ended, read_job_files
 from gpu_exporter.agent.attribution.slurm.parse import NodeRecord, SlurmConfig
 from gpu_exporter.agent.attribution.slurm.picture import Picture
 from gpu_exporter.agent.attribution.source import SourceError

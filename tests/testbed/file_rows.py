@@ -13,8 +13,8 @@ from typing import NamedTuple
 from gpu_exporter.agent.attribution.identity import KEY_FILE, load_key
 from gpu_exporter.agent.attribution.kubelet.consumers import CHECKPOINT
 from gpu_exporter.agent.attribution.slurm.gres.epochs import FILE as ORDERS
-from gpu_exporter.agent.attribution.slurm.job_files import ENDED
 from gpu_exporter.agent.attribution.slurm.memory import FILE as JOBS
+from gpu_exporter.agent.attribution.slurm.on_node.job_files import ENDED
 from gpu_exporter.agent.attribution.slurm.picture import render_picture
 from gpu_exporter.agent.devices.replay import read_recording
 from gpu_exporter.agent.inventory.expected import FILE as DEVICES
@@ -173,7 +173,7 @@ ROWS = (
     ),
     Row(
         "job file",
-        ("agent/attribution/slurm/job_files.py:_read",),
+        ("agent/attribution/slurm/on_node/job_files.py:_read",),
         text("jobs/4711", JOB),
         again(read_jobs),
         silent="slurmctld is asked about a job whose file lacks a part, as other prologs write it",
@@ -402,9 +402,9 @@ EXEMPT = {
     "agent/attribution/kubelet/podresources.py:_parse_pod": NO_FILE,
     "agent/attribution/registry.py:runs_slurmd": PROC,
     "agent/attribution/slurm/gres/mig_caps.py:read_caps": PROC,
-    "agent/attribution/slurm/job_files.py:read_ended": "opens the directory of the files",
-    "agent/attribution/slurm/job_files.py:read_job_files": "opens the directory of the files",
-    "agent/attribution/slurm/job_files.py:read_trusted": "opens the directory of the file",
+    "agent/attribution/slurm/on_node/job_files.py:read_ended": "opens the directory of the files",
+    "agent/attribution/slurm/on_node/job_files.py:read_job_files": "opens the directory of the files",
+    "agent/attribution/slurm/on_node/job_files.py:read_trusted": "opens the directory of the file",
     "agent/devices/kmsg.py:KernelLog.__init__": "the kernel log is a device; a read of it takes one record",
     "agent/devices/nvml/backend.py:NvmlBackend.open": NO_FILE,
     "agent/devices/nvml/recording.py:Recorder.open": NO_FILE,

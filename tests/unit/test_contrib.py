@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import gpu_exporter
-from gpu_exporter.agent.attribution.slurm.job_files import Filed, read_ended, read_job_files
+from gpu_exporter.agent.attribution.slurm.on_node.job_files import Filed, read_ended, read_job_files
 from gpu_exporter.cli.reports.digest import build_parser
 
 CONTRIB = Path(gpu_exporter.__file__).parent / "contrib"

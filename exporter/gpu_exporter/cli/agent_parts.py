@@ -153,7 +153,7 @@ def build_host(
 
 def _find_trainings(options: argparse.Namespace) -> TrainingPlaces:
     """Returns the directories with training reports: in the kubelet's directory, and beside the prolog's job files."""
-    from gpu_exporter.agent.attribution.slurm.job_files import DEFAULT_PLACE
+    from gpu_exporter.agent.attribution.slurm.on_node.job_files import DEFAULT_PLACE
     from gpu_exporter.diagnosis.training.files import TrainingPlaces
 
     job_files: Path = options.slurm_job_files or DEFAULT_PLACE

@@ -11,7 +11,7 @@ from tests.unit.attribution.slurm_quiet_node import Filing
 
 import gpu_exporter
 from gpu_exporter.agent.attribution.slurm.filed import FILL_S
-from gpu_exporter.agent.attribution.slurm.job_files import FiledRun, JobFile
+from gpu_exporter.agent.attribution.slurm.on_node.job_files import FiledRun, JobFile
 from gpu_exporter.agent.attribution.source import Answer
 
 EPILOG = Path(gpu_exporter.__file__).parent / "contrib" / "slurm" / "epilog.sh"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.unit.attribution.slurm_cluster import Cluster
 
-from gpu_exporter.agent.attribution.slurm.ends import Recall
+from gpu_exporter.agent.attribution.slurm.on_node.ends import Recall
 from gpu_exporter.agent.attribution.slurm.pace import Pace
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.common.vendor import NVIDIA

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from tests.unit.attribution.slurm_quiet_node import Filing
 
 from gpu_exporter.agent.attribution.poller import Poller
 from gpu_exporter.agent.attribution.slurm.parse import COLUMNS
-from gpu_exporter.agent.attribution.source import SlowSource
+from gpu_exporter.agent.attribution.source import SlowSource, SourceError
 from gpu_exporter.agent.devices.scenario import parse_scenario
 from gpu_exporter.agent.ledger.state import StateFile
 from gpu_exporter.agent.runtime.agent import PATIENCE_S
@@ -21,13 +22,15 @@ from gpu_exporter.common.clock import ManualClock
 
 GPUS = 4
 POLL_S = 5.0
+WRITE_S = 10.0
 SCENARIO = {"gpus": [{"model": "H100"}] * GPUS, "holders": []}
 
 
 class Job(NamedTuple):
-    """A job on one GPU, from `begin` to `end` in seconds since the node's start. `kind`: whole, shard or mps.
+    """A run of a job on one GPU, from `begin` to `end` in seconds since the node's start. `kind`: whole, shard or mps.
 
-    `nodes`: its number of nodes. `late_s`: how much later than the last step its epilog runs.
+    `nodes`: its number of nodes. `late_s`: how much later than the last step its epilog runs. `restarts`: how often the
+    job was requeued before.
     """
 
     number: int
@@ -37,14 +40,28 @@ class Job(NamedTuple):
     nodes: int = 1
     late_s: float = 0.1
     gpu: int = 0
+    restarts: int = 0
+
+    @property
+    def user(self) -> str:
+        """Each run has a user of its own, so that the hours of tenants are those of runs."""
+        return f"u{self.number}" + (f"r{self.restarts}" if self.restarts else "")
+
+    @property
+    def uid(self) -> int:
+        return 1000 + self.number + 500 * self.restarts
 
 
 class Silence(NamedTuple):
-    """The time in which commands with one of these words do not answer, in seconds since the node's start."""
+    """The time in which commands with one of these words do not answer, in seconds since the node's start.
+
+    `refuses`: they fail at once, as while slurmctld is away.
+    """
 
     begin: float
     end: float
     words: tuple[str, ...]
+    refuses: bool = False
 
 
 class _Clock(ManualClock):
@@ -53,9 +70,11 @@ class _Clock(ManualClock):
     def __init__(self) -> None:
         super().__init__(1_000.0, 4_000_000_500.0)
         self.plan: list[tuple[float, int, object]] = []
+        self.stops_at = math.inf
+        """No later moment is reached: the exporter is stopped then, perhaps in the middle of a question."""
 
     def advance(self, seconds: float) -> None:
-        until = self.monotonic() + seconds
+        until = min(self.monotonic() + seconds, self.stops_at)
         while self.plan and self.plan[0][0] <= until:
             at, _, act = self.plan.pop(0)
             super().advance(max(0.0, at - self.monotonic()))
@@ -78,8 +97,8 @@ class SilentNode(Filing):
         self._began = self.clock.monotonic()
         self._silences, self._running = silences, dict[str, Job]()
         self.steps = {}
-        self.spans: dict[int, tuple[int, int]] = {}
-        """Begin and end of each job that has ended, as its prolog and epilog wrote them."""
+        self.spans: dict[str, tuple[int, int]] = {}
+        """Begin and end of each run that has ended, by user, as its prolog and epilog wrote them."""
         if shared:
             own = f"Name={shared} Count={8 * GPUS} File=/dev/nvidia[0-{GPUS - 1}]\n"
             self.gres_conf.write_text(f"{self.gres_conf.read_text('utf-8')}{own}", "utf-8")
@@ -93,17 +112,17 @@ class SilentNode(Filing):
     def _plan(self, job: Job) -> None:
         for order, when, act in ((2, job.begin, self._start_job), (0, job.end, self._end_steps),
                                  (1, job.end + job.late_s, self._end_job)):  # fmt: skip
-            self._clock.at(self._began + when, order, lambda act=act: act(job))  # type: ignore[misc]
+            self._clock.at(self._began + when, order, lambda act=act: act(job))
 
     def _start_job(self, job: Job) -> None:
         name, wall = str(job.number), math.floor(self.clock.wall())
         said = {
-            "job": name, "gpus": job.gpu, "visible": job.gpu, "mps": "yes" if job.kind == "mps" else "", "user": f"u{name}",
-            "uid": 1000 + job.number, "cluster": "lab", "restarts": 0, "start": wall, "nodes": job.nodes, "began": wall,
+            "job": name, "gpus": job.gpu, "visible": job.gpu, "mps": "yes" if job.kind == "mps" else "", "user": job.user,
+            "uid": job.uid, "cluster": "lab", "restarts": job.restarts, "start": wall, "nodes": job.nodes, "began": wall,
         }  # fmt: skip
         self.file(name, "".join(f"{key}={value}\n" for key, value in said.items()))
-        self._running[name], self.steps = job, {**(self.steps or {}), name: {1000 + job.number}}
-        self.spans[job.number] = wall, 0
+        self._running[name], self.steps = job, {**(self.steps or {}), name: {job.uid}}
+        self.spans[job.user] = wall, 0
         self._show()
 
     def _end_steps(self, job: Job) -> None:
@@ -116,7 +135,7 @@ class SilentNode(Filing):
         path.write_text(f"{path.read_text('utf-8')}end={end}\n", "utf-8")
         number = 1_000_000_001 + len(os.listdir(self.files / ".ended"))
         path.rename(self.files / ".ended" / f"{number}.{job.number}")
-        self.spans[job.number] = self.spans[job.number][0], end
+        self.spans[job.user] = self.spans[job.user][0], end
 
     def _show(self) -> None:
         """What slurmctld reports from now on."""
@@ -127,24 +146,32 @@ class SilentNode(Filing):
         )
 
     def run(self, command: Sequence[str], timeout_s: float) -> str:
-        for begin, end, words in self._silences:
+        for begin, end, words, refuses in self._silences:
             left_s = self._began + end - self.clock.monotonic()
             if 0.0 < left_s <= end - begin and not {*words}.isdisjoint(command):
-                self.clock.advance(min(left_s, timeout_s) + 0.01)
-                if left_s > timeout_s:
+                self.clock.advance(0.01 if refuses else min(left_s, timeout_s) + 0.01)
+                if refuses or left_s > timeout_s:
                     raise SlowSource(f"{command[0]} did not answer within {timeout_s:g} s")
         self.clock.advance(0.05)
+        if self.clock.monotonic() >= self._clock.stops_at:
+            raise SourceError("the exporter was stopped")
         return super().run(command, timeout_s)
 
     def _row(self, job: str) -> str:
         own = self._running[job]
-        user = {"UserName": f"u{job}", "UserID": str(1000 + own.number), "StartTime": str(self.spans[own.number][0])}
-        values = dict.fromkeys(COLUMNS, "N/A") | {"JobID": job, "State": "RUNNING", "RestartCnt": "0", **user}
+        user = {"UserName": own.user, "UserID": str(own.uid), "StartTime": str(self.spans[own.user][0])}
+        values = dict.fromkeys(COLUMNS, "N/A") | {
+            "JobID": job,
+            "State": "RUNNING",
+            "RestartCnt": str(own.restarts),
+            **user,
+        }
         return "".join(f"{values[column]}|" for column in COLUMNS) + "\n"
 
     def start(self) -> None:
-        """Start an exporter, perhaps after another one, of which only the state file remains."""
-        self._state = StateFile(self._directory, 10.0, "boot")
+        """Start an exporter, perhaps after another one, of which only the state directory remains."""
+        self._clock.stops_at, self.is_up = math.inf, True
+        self._state = StateFile(self._directory, WRITE_S, "boot")
         self._state.acquire()
         self.node = SimulatedNode(parse_scenario(SCENARIO), state=self._state, clock=self.clock)
         self.node.state.restore()
@@ -152,10 +179,17 @@ class SilentNode(Filing):
         self.recall = lambda: self._state.past
         self.restart()
         self._poller = Poller([self.source], self.clock, 300.0)
+        self._clock.at(self.clock.monotonic() + WRITE_S, 3, partial(self._write, self._state))
+
+    def _write(self, state: StateFile) -> None:
+        if state is self._state and self.is_up:
+            self.node.state.write_state()
+            self._clock.at(self.clock.monotonic() + WRITE_S, 3, partial(self._write, state))
 
     def stop(self, *, saves: bool) -> None:
         if saves:
             self.node.state.write_state()
+        self.is_up, self._clock.stops_at = False, math.inf
         self._missed = self.missed
         self._state.release()
 
@@ -165,6 +199,7 @@ class SilentNode(Filing):
 
     def run_until(self, seconds: float) -> None:
         """Poll as the agent does: it uses the last answer while a question takes longer than PATIENCE_S."""
+        self._clock.stops_at = self._began + seconds
         while self.clock.monotonic() < self._began + seconds:
             self.node.sample()
             asked, plan = self.clock.monotonic(), self._clock
@@ -173,6 +208,8 @@ class SilentNode(Filing):
             self._poller.poll()
             plan.plan = [entry for entry in plan.plan if entry[1] != 9]
             took_s = self.clock.monotonic() - asked
+            if self.clock.monotonic() >= self._clock.stops_at:
+                return
             if took_s <= PATIENCE_S:
                 self._settle()
                 self.clock.advance(POLL_S)

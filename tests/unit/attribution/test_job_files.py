@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.testbed.full_disk import size_limited
 
 import gpu_exporter
-from gpu_exporter.agent.attribution.slurm.job_files import FILES_MAX, READ_MAX, read_ended, read_job_files
+from gpu_exporter.agent.attribution.slurm.on_node.job_files import FILES_MAX, READ_MAX, read_ended, read_job_files
 from gpu_exporter.agent.attribution.source import SourceError
 
 SCRIPTS = Path(gpu_exporter.__file__).parent / "contrib" / "slurm"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.unit.attribution.filed_jobs import begin, end_and_say, held
 from tests.unit.attribution.slurm_quiet_node import Filing
 
-from gpu_exporter.agent.attribution.slurm.ends import FIRST, LATE_S, TOLD_MAX, JobEnds, NewEnds
-from gpu_exporter.agent.attribution.slurm.job_files import FILES_MAX, READ_MAX
+from gpu_exporter.agent.attribution.slurm.on_node.ends import FIRST, LATE_S, TOLD_MAX, JobEnds, NewEnds
+from gpu_exporter.agent.attribution.slurm.on_node.job_files import FILES_MAX, READ_MAX
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.model.holders import PastEnds
 

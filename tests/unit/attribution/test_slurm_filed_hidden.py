@@ -11,7 +11,7 @@ from tests.unit.attribution.filed_jobs import AWAY, REFUSED, asked, begin, end_a
 from tests.unit.attribution.slurm_cluster import fail
 from tests.unit.attribution.slurm_quiet_node import Filing
 
-from gpu_exporter.agent.attribution.slurm.presence import STALE_S
+from gpu_exporter.agent.attribution.slurm.on_node.presence import STALE_S
 from gpu_exporter.common.clock import ManualClock
 
 

@@ -28,8 +28,8 @@ from tests.unit.attribution.slurm_quiet_node import Filing
 
 from gpu_exporter.agent.attribution.slurm.controller import bound_clock, how_far_ahead, narrow
 from gpu_exporter.agent.attribution.slurm.filed import FILL_S, start_here
-from gpu_exporter.agent.attribution.slurm.job_files import FiledRun, JobFile, read_job_files
-from gpu_exporter.agent.attribution.slurm.presence import STALE_S
+from gpu_exporter.agent.attribution.slurm.on_node.job_files import FiledRun, JobFile, read_job_files
+from gpu_exporter.agent.attribution.slurm.on_node.presence import STALE_S
 from gpu_exporter.agent.attribution.source import SourceError
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation
 from gpu_exporter.agent.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.agent.ledger.records import HolderPresence
-from gpu_exporter.common.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.common.model.holders import Allocation, AllocationId, Holder, HolderKey
 from gpu_exporter.common.model.readings import Activity, Span
 from gpu_exporter.common.model.totals import TenantTotals
 from gpu_exporter.common.model.units import UnitId
@@ -279,7 +279,7 @@ def test_work_around_a_late_epilog_is_unknown_and_never_idle() -> None:
     assert found == {"u1": (6.0, 4.0, 0.0), "u2": (28.0, 23.0, 0.0)}
 
 
-@pytest.mark.parametrize(("share", "held"), [("none", {"u1": 13.0, "u2": 11.0}), ("shard", {"u1": 24.0, "u2": 11.0})])
+@pytest.mark.parametrize(("share", "held"), [("none", {"u1": 9.0, "u2": 11.0}), ("shard", {"u1": 24.0, "u2": 11.0})])
 def test_a_job_that_is_shown_again_during_its_slow_epilog_gets_no_time_of_the_job_in_between(
     share: str, held: dict[str, float]
 ) -> None:
@@ -315,3 +315,30 @@ def test_an_epilog_that_runs_long_after_polls_showed_a_free_gpu_adds_no_hours(pa
     node.ledger.charge_poll(node.now, WALL + node.now, [], [job.entry(node.now)])
     found = {tenant.user: totals.held_s for tenant, totals in node.ledger.tenants.totals()}
     assert found.get("u1", 0.0) <= 20.0
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_the_begin_of_the_next_job_ends_a_job_whose_epilog_is_late(is_shown: bool) -> None:
+    """The next job ends first, and the file of the first one remains."""
+    first, second = Job(1, UNITS[0], START + 1.0, START + 30.0), Job(2, UNITS[0], START + 11.0, START + 14.0)
+    ledger, missed = Ledger(RULES, START), set[AllocationId]()
+    for now in (5.0, 10.0):
+        ledger.charge_poll(START + now, WALL, [first.entry(START + now)])
+    polls = {15.0: [second], 20.0: [], 30.0: [first]} if is_shown else {30.0: [second, first]}
+    for now, ended in polls.items():
+        held = [first.entry(START + now)] if is_shown and now == 15.0 else []
+        missed |= ledger.charge_poll(START + now, WALL, held, [job.entry(job.end) for job in ended])
+    found = {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()}
+    assert (found, missed) == ({"u1": 10.0, "u2": 3.0}, set())
+
+
+@pytest.mark.parametrize("begin", [START - 20.0, START + 1.0])
+def test_a_job_without_the_time_before_the_first_start_counts_as_missed(begin: float) -> None:
+    job = Job(1, UNITS[0], begin, START + 12.0)
+    ledger = Ledger(RULES, START)
+    for now in (5.0, 10.0):
+        assert not ledger.charge_poll(START + now, WALL, [job.entry(START + now)])
+    lost = ledger.charge_poll(START + 15.0, WALL, [], [job.entry(job.end)])
+    found = {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()}
+    assert found == {"u1": START + 12.0 - max(begin, START)}
+    assert lost == ({job.entry(0.0).id} if begin < START else set())

@@ -222,7 +222,7 @@ class Poller:
         """Counts the conflicts and the missed holders, and logs the unresolved and doubted grants with their reasons.
 
         A conflict is a grant that contradicts a source of higher precedence. A doubted grant is one whose holder may
-        only watch the device. `missed`: grants of ended holders that got no time.
+        only watch the device. `missed`: grants of ended holders that lack time.
         """
         for source, _ in {(grant.holder.source, grant.holder.key) for grant in missed}:
             if source in self._memory:

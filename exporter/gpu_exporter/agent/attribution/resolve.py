@@ -32,8 +32,8 @@ class Resolution(NamedTuple):
     - `ended`: units of holders that have ended, each with the grant.
     - `doubted`: grants from claims that may only watch their device, each with the reason.
     - `reserved`: units that a scheduler reserves for pods with fractions, each with the grants of the reservation pods.
-    - `missed`: grants of holders that ended since the last poll and got no time: their device does not answer, or other
-      holders have all of their time.
+    - `missed`: grants of holders that ended since the last poll and lack their time or a part of it: their device does
+      not answer, other holders have this time, or nothing proves that it was not counted.
     """
 
     allocations: list[tuple[Allocation, Grant]]

@@ -373,8 +373,8 @@ ATTRIBUTION_LAST_SUCCESS = Family(
 )
 JOBS_MISSED = Family(
     "gpu_exporter_jobs_missed_total",
-    "Jobs that ended before the exporter knew their GPUs or times, or between two polls beside another job on the same "
-    "GPU. Their hours are missing in the counters of tenants",
+    "Jobs that ended before the exporter knew their GPUs or times, or beside another job on the same GPU. All or a "
+    "part of their hours are missing in the counters of tenants",
     ("source",),
 )
 ATTRIBUTION_CONFLICTS = Family(

@@ -131,6 +131,11 @@ class HolderAccount:
         """When the holder's time began (monotonic seconds)."""
         return self.confirmed - self.held_s - self.away_s
 
+    @property
+    def ended(self) -> float:
+        """Until when the tenant is charged (monotonic seconds). With the estimated time after `confirmed`."""
+        return self.confirmed + max(0.0, self.guessed_held_s - self.held_s)
+
     def end_run(self) -> None:
         self.idle_run_s = self.run_unknown_s = 0.0
         self.run_witnesses = 0

@@ -11,24 +11,37 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount
 from gpu_exporter.common.model.holders import AllocationId
 from gpu_exporter.common.model.units import UnitId
 
 EDGE_S = 0.05  # times of one moment differ by less: they come from another clock, and are converted at two moments
+WHOLE_S = 1.0 + EDGE_S  # Slurm, prolog and epilog write whole seconds
+
+
+class PlannedEnds(NamedTuple):
+    """The time of ended holders.
+
+    - `past`: the holders in order of their ends, each with its own time: from `start` to `confirmed`. Leaves out
+      holders without such a time.
+    - `lost`: the holders that lack their time or a part of it.
+    """
+
+    past: list[ConfirmedAllocation]
+    lost: set[AllocationId]
 
 
 def plan_ends(
-    confirmed: Iterable[ConfirmedAllocation],
+    confirmed: Sequence[ConfirmedAllocation],
     ended: Sequence[ConfirmedAllocation],
     accounts: Mapping[AllocationId, HolderAccount],
     forgotten: Mapping[UnitId, float],
     oldest: float,
     free: Mapping[UnitId, float],
-) -> list[ConfirmedAllocation]:
-    """Returns the ended holders in order of their ends, each with its own time: from `start` to `confirmed`. Leaves out
-    holders without such a time.
+) -> PlannedEnds:
+    """Plans the time of the ended holders.
 
     - `confirmed`: the holders that the poll shows.
     - `accounts`: of all holders before the poll.
@@ -37,39 +50,60 @@ def plan_ends(
     - `free`: from when polls have proven that a unit had no holder. A later end, such as that of an epilog that ran
       hours after the last step, gives no time to a holder that had the unit before.
     """
+    shown = [*confirmed, *ended]
     until = {entry.id: entry.confirmed for entry in confirmed}
     taken: dict[AllocationId, tuple[float, float]] = {}
     for holder_id, account in accounts.items():
-        last = max(account.confirmed, until.get(holder_id, account.confirmed))
+        last = max(account.ended, until.get(holder_id, account.confirmed))
         if last > account.began or account.running:  # a hidden holder that one answer showed takes no time
             taken[holder_id] = account.began, last
     past: list[ConfirmedAllocation] = []
+    lost: set[AllocationId] = set()
     for entry in sorted(ended, key=lambda each: (each.id not in accounts, _start_of(each), each.confirmed)):
-        unit, found = entry.allocation.unit, accounts.get(entry.id)
-        begin = max(_start_of(entry), forgotten.get(unit, oldest), oldest) if found is None else found.confirmed
-        end = min([entry.confirmed, *_list_next(entry, begin, ended)])
-        if begin > _start_of(entry) and end > free.get(unit, end):
-            continue
-        for first, last in sorted(each for other, each in taken.items() if other[0] == unit and other != entry.id):
+        unit, found, start = entry.allocation.unit, accounts.get(entry.id), _start_of(entry)
+        begin = max(start, forgotten.get(unit, oldest), oldest) if found is None else found.confirmed
+        end = min([entry.confirmed, *_list_next(entry, begin, shown)])
+        others = sorted(each for other, each in taken.items() if other[0] == unit and other != entry.id)
+        if begin > start and end > free.get(unit, end):
+            end = begin
+        for first, last in others:
             if found is None and first <= begin + EDGE_S:
                 begin = max(begin, last)
             elif first >= begin - EDGE_S:
                 end = min(end, first)
         if end > begin:
-            taken[entry.id] = (begin if found is None else found.began), end
+            taken[entry.id] = (begin, end) if found is None else (found.began, max(end, found.ended))
             past.append(entry._replace(start=begin, confirmed=end))
-    return sorted(past, key=lambda each: each.confirmed)
+        elif found is None and entry.confirmed > start + EDGE_S:
+            lost.add(entry.id)
+        held_s = max(0.0, end - begin) + (found.held_s if found is not None else 0.0)
+        nexts = (*_list_next(entry, start, shown), *(first for first, _ in others if first > start))
+        if held_s < min([entry.confirmed, *nexts]) - start - WHOLE_S:
+            lost.add(entry.id)
+    return PlannedEnds(sorted(past, key=lambda each: each.confirmed), lost)
 
 
 def _start_of(entry: ConfirmedAllocation) -> float:
     return entry.confirmed if entry.start is None else entry.start
 
 
-def _list_next(entry: ConfirmedAllocation, begin: float, ended: Iterable[ConfirmedAllocation]) -> list[float]:
-    """Returns the starts of the next holders of a whole unit that ended before this holder's late end."""
+def list_replaced(
+    confirmed: Iterable[ConfirmedAllocation], ended: Sequence[ConfirmedAllocation]
+) -> list[ConfirmedAllocation]:
+    """Returns the shown holders that had their whole unit only until an ended holder began, each with this end.
+
+    The file of such a job remains until its slow epilog runs.
+    """
+    nexts = [(entry, _list_next(entry, _start_of(entry), ended)) for entry in confirmed]
+    return [entry._replace(confirmed=min(starts)) for entry, starts in nexts if starts]
+
+
+def _list_next(entry: ConfirmedAllocation, begin: float, others: Iterable[ConfirmedAllocation]) -> list[float]:
+    """Returns the starts of the next holders of a whole unit. Dates within one second show no order."""
+    earliest, latest = max(_start_of(entry), begin - WHOLE_S), entry.confirmed - WHOLE_S
     return [
         other.start
-        for other in ended
+        for other in others
         if other.allocation.unit == entry.allocation.unit and not other.allocation.is_shared
-        if other.start is not None and other.start > begin and other.confirmed < entry.confirmed
+        if other.start is not None and earliest < other.start < latest and other.id != entry.id
     ]

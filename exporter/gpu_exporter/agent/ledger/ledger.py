@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount, UnitAccount, read_date, read_start
 from gpu_exporter.agent.ledger.division import Charge, Division, Waiting, divide_joules, merge_active
-from gpu_exporter.agent.ledger.ends import EDGE_S, plan_ends
+from gpu_exporter.agent.ledger.ends import EDGE_S, list_replaced, plan_ends
 from gpu_exporter.agent.ledger.records import HolderPresence, Holding, Pending, UnitRecord
 from gpu_exporter.agent.ledger.ring import Ring
 from gpu_exporter.agent.ledger.spins import RunPart, book_busy, follow_run
@@ -225,7 +225,7 @@ class Ledger:
         is_complete: bool = True,
         asked: float | None = None,
     ) -> set[AllocationId]:
-        """Charges the waiting readings to the holders that this poll shows. Returns the ended holders that got no time.
+        """Charges the waiting readings to the holders that this poll shows. Returns the ended holders that lack time.
 
         - `is_complete`: every source has answered, so a holder that is missing in `confirmed` held nothing at `asked`.
         - `asked`: when the sources were asked, by default `now`. Answers of slow sources are older.
@@ -236,16 +236,13 @@ class Ledger:
         self._was_complete = self._was_complete or is_complete
         if is_complete:
             self.polled = now if asked is None else asked
+        replaced = {entry.id: entry for entry in list_replaced(confirmed, ended)}
+        confirmed = [entry for entry in confirmed if entry.id not in replaced]
+        ended = [*ended, *replaced.values()]
         longest = self.rules.longest_unconfirmed_s
         free_since = {unit: since + longest() for unit, since in self._free_since.items()}
-        past = plan_ends(confirmed, ended, self.holders(), self._forgotten, self._earliest, free_since)
+        past, lost = plan_ends(confirmed, ended, self.holders(), self._forgotten, self._earliest, free_since)
         ends = {entry.id for entry in ended} - {entry.id for entry in past}
-        lost = {
-            entry.id
-            for entry in ended
-            if entry.id in ends - self.holdings.keys()
-            if entry.start is not None and entry.confirmed - entry.start > EDGE_S
-        }
         before = self.holders(HolderPresence.PRESENT).keys()
         for number, entry in enumerate(past):
             ends.add(entry.id)
@@ -400,7 +397,7 @@ class Ledger:
         Omits holders without any time on it.
         """
         held = [holding.account for (other, _), holding in self.holdings.items() if other == unit]
-        until = [max(a.confirmed, a.confirmed + a.guessed_held_s - a.held_s) for a in held if a.held_s > 0.0]
+        until = [account.ended for account in held if account.held_s > 0.0]
         return [*until, self._forgotten.get(unit, -math.inf), self._free.get(unit, -math.inf)]
 
     def _charge(

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount
+from gpu_exporter.agent.ledger.ends import EDGE_S
 from gpu_exporter.common.model.holders import AllocationId, Holder, TenantKey
 from gpu_exporter.common.model.totals import TenantTotals
 from gpu_exporter.common.model.units import UnitId
@@ -154,7 +155,7 @@ class Tenants:
                 account.began
                 for other, account in holders.items()
                 if other[0] == holder_id[0] and account.confirmed > last.confirmed
-                if other not in self._before or account.began > last.confirmed
+                if other not in self._before or account.began > last.confirmed - EDGE_S
             )
             half = _half(min([now, *begins]) - last.confirmed, longest_s(last.renewed_s))
             booked = self._booked.get(holder_id)

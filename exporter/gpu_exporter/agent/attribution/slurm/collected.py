@@ -7,7 +7,7 @@ from collections.abc import Collection, Set
 from pathlib import Path
 
 from gpu_exporter.agent.attribution.slurm.controller import KnownJob, SlurmSnapshot
-from gpu_exporter.agent.attribution.slurm.job_files import read_trusted
+from gpu_exporter.agent.attribution.slurm.on_node.job_files import read_trusted
 from gpu_exporter.agent.attribution.slurm.picture import parse_picture
 from gpu_exporter.agent.attribution.source import SourceError
 from gpu_exporter.common.address import Address

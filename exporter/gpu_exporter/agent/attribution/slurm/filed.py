@@ -19,12 +19,13 @@ from typing import NamedTuple
 
 from gpu_exporter.agent.attribution.slurm.controller import KnownJob, SlurmSnapshot
 from gpu_exporter.agent.attribution.slurm.gres.conf import Shares
-from gpu_exporter.agent.attribution.slurm.job_files import JobFile
+from gpu_exporter.agent.attribution.slurm.on_node.job_files import JobFile
+from gpu_exporter.agent.attribution.slurm.on_node.presence import Present
 from gpu_exporter.agent.attribution.slurm.parse import Job, JobGpus
-from gpu_exporter.agent.attribution.slurm.presence import Present
 from gpu_exporter.common.outside import WHOLE_MAX, whole
 
 FILL_S = 300.0  # a job that has run for this time is worth a request; the shortest policy waits longer
+BEGUN_MAX = 16  # begins of jobs that are kept for each GPU
 PROMPT_S = 2.0  # a prolog that ran within this time of the start ran "at once"; both dates are whole seconds
 
 
@@ -60,6 +61,7 @@ class FiledJobs:
         """The GPUs of which jobs can get parts. None while gres.conf does not prove them; then no file counts."""
         self._spoken: dict[str, _Spoken] = {}
         self._disputed: Set[str] = frozenset()
+        self._begun: dict[str, set[float]] = {}
 
     def find(self, look: SlurmSnapshot, present: Present) -> dict[str, JobFile]:
         """Returns the files that prove their job without a request to slurmctld, by job."""
@@ -94,6 +96,20 @@ class FiledJobs:
         if not share:
             return JobGpus(file.indexes, total)
         return JobGpus((), total, shared=tuple((index, share) for index in file.indexes))
+
+    def list_begun(self, look: SlurmSnapshot, present: Present, wall: float) -> Mapping[str, Set[float]]:
+        """Returns when the last jobs on each whole GPU began, by the GPU (Grant.number). Unix seconds of this host.
+
+        `wall`: the present time. Later dates are forgotten, because the clock was set back.
+        """
+        for file in (*present.files.values(), *(job.file for job in present.ended)):
+            if file.began_wall is not None and self.names(file, look) and not self.share_of(file, look):
+                for index in file.indexes:
+                    self._begun.setdefault(f"IDX {index}", set()).add(file.began_wall)
+        self._begun = {
+            number: set(sorted(at for at in begun if at <= wall)[-BEGUN_MAX:]) for number, begun in self._begun.items()
+        }
+        return self._begun
 
     def settled(self, look: SlurmSnapshot, present: Present, wall: float) -> set[str]:
         """Returns the jobs whose prolog's file is sufficient. They need no request yet. `wall`: Unix seconds."""

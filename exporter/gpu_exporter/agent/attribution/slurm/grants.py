@@ -12,10 +12,10 @@ from typing import Literal
 from gpu_exporter.agent.attribution.slurm.controller import KnownJob
 from gpu_exporter.agent.attribution.slurm.gres.conf import GpuOrder
 from gpu_exporter.agent.attribution.slurm.gres.mig_caps import find_instance, read_caps
-from gpu_exporter.agent.attribution.slurm.job_files import JobFile
+from gpu_exporter.agent.attribution.slurm.on_node.job_files import JobFile
+from gpu_exporter.agent.attribution.slurm.on_node.presence import Present
+from gpu_exporter.agent.attribution.slurm.on_node.steps import Steps
 from gpu_exporter.agent.attribution.slurm.parse import JobGpus
-from gpu_exporter.agent.attribution.slurm.presence import Present
-from gpu_exporter.agent.attribution.slurm.steps import Steps
 from gpu_exporter.common.model.holders import Grant, Holder
 
 STATE = re.compile("[A-Z_]{1,30}")  # of a job, as Slurm writes it

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.agent.attribution.remembered import Remembered
 from gpu_exporter.agent.attribution.slurm.controller import KnownJob, SlurmSnapshot
+from gpu_exporter.agent.attribution.slurm.on_node.presence import Present
 from gpu_exporter.agent.attribution.slurm.picture import Picture, parse_picture, render_picture
-from gpu_exporter.agent.attribution.slurm.presence import Present
 from gpu_exporter.common.files import PRIVATE
 from gpu_exporter.common.outside import need_real, need_whole
 from gpu_exporter.common.procfs import Procfs

@@ -18,7 +18,6 @@ from typing import NamedTuple, TypeAlias
 from gpu_exporter.agent.attribution.slurm import commands as slurm_commands
 from gpu_exporter.agent.attribution.slurm.collected import Collected
 from gpu_exporter.agent.attribution.slurm.controller import Controller, KnownJob, Run, SlurmSnapshot, how_far_ahead
-from gpu_exporter.agent.attribution.slurm.ends import Recall
 from gpu_exporter.agent.attribution.slurm.filed import FiledJobs, read_job, start_here, start_of_run
 from gpu_exporter.agent.attribution.slurm.grants import (
     list_witnesses,
@@ -32,12 +31,13 @@ from gpu_exporter.agent.attribution.slurm.gres.boot import find_boot
 from gpu_exporter.agent.attribution.slurm.gres.conf import GpuOrder, Shares
 from gpu_exporter.agent.attribution.slurm.gres.epochs import Epochs
 from gpu_exporter.agent.attribution.slurm.gres.files import count_named, list_places, read_order
-from gpu_exporter.agent.attribution.slurm.job_files import EndedJob, JobFile
 from gpu_exporter.agent.attribution.slurm.memory import SlurmMemory
+from gpu_exporter.agent.attribution.slurm.on_node.ends import Recall
+from gpu_exporter.agent.attribution.slurm.on_node.job_files import EndedJob, JobFile
+from gpu_exporter.agent.attribution.slurm.on_node.presence import Presence, Present
+from gpu_exporter.agent.attribution.slurm.on_node.steps import StepReader, Steps
 from gpu_exporter.agent.attribution.slurm.pace import INTERVAL_MAX_S, Pace, Retry
 from gpu_exporter.agent.attribution.slurm.parse import Job, JobGpus, NodeRecord, SlurmConfig
-from gpu_exporter.agent.attribution.slurm.presence import Presence, Present
-from gpu_exporter.agent.attribution.slurm.steps import StepReader, Steps
 from gpu_exporter.agent.attribution.slurm.users import User, UserNames
 from gpu_exporter.agent.attribution.source import Answer, SourceError
 from gpu_exporter.common.address import Address
@@ -234,12 +234,19 @@ class SlurmSource:
         self._renewed_s = min(self._pace.interval_s + look.each_s, INTERVAL_MAX_S)
 
     def _list_replaced(self, present: Present) -> Set[str]:
-        """Returns the jobs of which another job's file claims a whole GPU: they may have ended, although a file or a
-        step of them remains.
+        """Returns the jobs of which another job's file claims a whole GPU, or whose own file is of another run: the
+        known run may have ended, although a file or a step of the job remains.
         """
         jobs = self._look.jobs if self._look is not None else {}
         claimed = {index for job, file in present.files.items() if job not in jobs for index in file.indexes}
-        return {job for job, known in jobs.items() if known.gpus is not None and claimed & {*known.gpus.indexes}}
+        requeued = {
+            job
+            for job, file in present.files.items()
+            if job in jobs and file.run is not None and file.run.restarts != jobs[job].job.restarts
+        }
+        return requeued | {
+            job for job, known in jobs.items() if known.gpus is not None and claimed & {*known.gpus.indexes}
+        }
 
     def _answer(self, look: SlurmSnapshot, present: Present) -> Answer:
         """Returns grants for the jobs that the node's record confirms, and for GPUs in use without a known job.
@@ -272,7 +279,7 @@ class SlurmSource:
             self._renewal.settle()
         granted = self._grant_jobs(look, present, reported, order)
         hidden = self._grant_hidden(look, order)
-        ended, missed = self._list_ended(look, order)
+        ended, missed = self._list_ended(look, present, order)
         past = {grant.holder.key for grant in ended}
         self._filed.forget(look, present, {grant.holder.job_id for grant in ended})
         # The last processes of an ended job may still run.
@@ -327,7 +334,8 @@ class SlurmSource:
             for run, over in (self._over | by_steps).items()
             if (run[0] in look.jobs or look.asked <= over.at) and run not in filed  # else it runs again
         }
-        gone = {run for run, over in self._over.items() if over.is_sure or look.asked <= over.at}
+        rows = {(job, known.job.restarts): known.asked for job, known in look.jobs.items()}
+        gone = {run for run, over in self._over.items() if over.is_sure or rows.get(run, 0.0) <= over.at}
         self._over |= by_epilog  # this poll reports their ends, and the next one no longer has their files
         return {job for job, known in look.jobs.items() if (job, known.job.restarts) in gone}
 
@@ -379,9 +387,11 @@ class SlurmSource:
     ) -> _Granted:
         """Returns the grants of the jobs. `reported`: the jobs that slurmctld reported, by id."""
         grants: list[Grant] = []
+        left: list[Grant] = []  # of jobs whose epilog is late: the next job has begun
         problems: list[str] = []
-        conflicts, used = 0, look.in_use()
-        ahead_s = how_far_ahead(look.clock, self._clock.monotonic(), self._clock.wall())
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        conflicts, used, begun = 0, look.in_use(), self._filed.list_begun(look, present, wall)
+        ahead_s = how_far_ahead(look.clock, now, wall)
         for job_id, known in look.jobs.items():
             gpus, file = known.gpus or JobGpus((), 0), present.files.get(job_id, JobFile())
             holder = self._holder(known.job, look.config, gpus, start_of_run(known.job, file, ahead_s))
@@ -413,9 +423,15 @@ class SlurmSource:
                 if not self._is_here(job_id, present):
                     grant = self._as_of(look, grant)
                 elif job_id in present.waning:  # it may have ended after that list
-                    asked = look.asked if reported.get(job_id) is known else 0.0
+                    asked = known.asked if reported.get(job_id) is known else 0.0
                     grant = grant._replace(confirmed=max(present.waning[job_id], asked))
-                grants.append(grant)
+                over = _find_next(grant, file, begun) if job_id not in present.steps.pids else None
+                if over is None:
+                    grants.append(grant)
+                else:
+                    left.append(grant._replace(confirmed=now - max(0.0, wall - over)))
+        held = {grant.number for grant in grants}
+        grants += [grant for grant in left if grant.number not in held]  # otherwise they would share the GPU
         return _Granted(grants, problems, conflicts)
 
     def _grant_hidden(self, look: SlurmSnapshot, order: GpuOrder) -> list[Grant]:
@@ -428,9 +444,10 @@ class SlurmSource:
             grants.append(self._as_of(look, grant._replace(share=shares.get(index, ""))))
         return grants
 
-    def _list_ended(self, look: SlurmSnapshot, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
+    def _list_ended(self, look: SlurmSnapshot, present: Present, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
         """Returns grants of jobs that have ended since the last poll, and the number of ended jobs without a grant."""
         now, wall = self._clock.monotonic(), self._clock.wall()
+        begun = self._filed.list_begun(look, present, wall)
         ahead_s = how_far_ahead(look.clock, now, wall)
         ended: list[Grant] = []
         missed, self._missed = self._missed, 0
@@ -438,7 +455,7 @@ class SlurmSource:
         for job in self._ended:
             run, file = job.file.run, job.file
             end = now - max(0.0, wall - job.end_wall)
-            if job.by_steps and look.asked > end and _has_run(look, job):
+            if job.by_steps and _has_run(look, job) and look.jobs[job.job_id].asked > end:
                 waiting.append(job)  # slurmctld has reported later that the job runs
                 continue
             restarts, grants = self._granted.get(job.job_id, ("", []))
@@ -457,7 +474,9 @@ class SlurmSource:
                     for index, share in gpus.parts()
                 ]
             grants = [grant for grant in grants if grant.kind != "unproven"]
-            ended += [grant._replace(confirmed=end) for grant in grants]
+            for grant in grants:  # the epilog may be late
+                over = _find_next(grant, file, begun) or job.end_wall
+                ended.append(grant._replace(confirmed=end - max(0.0, job.end_wall - over)))
             missed += not (grants or job.is_again) and bool(file.indexes or file.uuids)
         self._ended = waiting
         return tuple(ended), missed
@@ -516,6 +535,16 @@ def _has_run(look: SlurmSnapshot, job: EndedJob) -> bool:
     """Returns whether slurmctld reports this run of a job as present."""
     known, run = look.jobs.get(job.job_id), job.file.run
     return known is not None and run is not None and known.job.restarts == run.restarts
+
+
+def _find_next(grant: Grant, file: JobFile, begun: Mapping[str, Set[float]]) -> float | None:
+    """Returns when the next job on the job's whole GPU began (Unix seconds), so that the job's time was over.
+
+    `begun`: as FiledJobs.list_begun returns it.
+    """
+    if grant.share or file.began_wall is None:
+        return None
+    return min((at for at in begun.get(grant.number, ()) if file.began_wall < at), default=None)
 
 
 class _Over(NamedTuple):

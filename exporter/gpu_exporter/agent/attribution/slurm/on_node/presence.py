@@ -7,9 +7,15 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.agent.attribution.slurm.ends import JobEnds, Recall
-from gpu_exporter.agent.attribution.slurm.job_files import DEFAULT_PLACE, EndedJob, Filed, JobFile, read_job_files
-from gpu_exporter.agent.attribution.slurm.steps import StepReader, Steps
+from gpu_exporter.agent.attribution.slurm.on_node.ends import JobEnds, Recall
+from gpu_exporter.agent.attribution.slurm.on_node.job_files import (
+    DEFAULT_PLACE,
+    EndedJob,
+    Filed,
+    JobFile,
+    read_job_files,
+)
+from gpu_exporter.agent.attribution.slurm.on_node.steps import StepReader, Steps
 from gpu_exporter.agent.attribution.source import SourceError
 from gpu_exporter.common.clock import Clock
 

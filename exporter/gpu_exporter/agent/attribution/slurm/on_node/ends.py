@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.agent.attribution.slurm.job_files import ENDED, EndedJob, Stamp, number_of, read_ended
+from gpu_exporter.agent.attribution.slurm.on_node.job_files import ENDED, EndedJob, Stamp, number_of, read_ended
 from gpu_exporter.agent.attribution.source import SourceError
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.holders import PastEnds
