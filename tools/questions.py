@@ -21,7 +21,7 @@ QUESTIONS = {
     "gpu_devices_visible": "How many GPUs of the node answer?",
     "gpu_energy_joules_total": "How much energy did a GPU use since the driver was loaded?",
     "gpu_exporter_attribution_conflicts_total": "How often do two sources name different holders for one GPU?",
-    "gpu_exporter_jobs_missed_total": "How many ended jobs have no hours?",
+    "gpu_exporter_jobs_missed_total": "How many ended jobs lack hours?",
     "gpu_exporter_task_failures_total": "Which part of the exporter failed, and how often?",
     "gpu_exporter_web_config_success": "Is the last version of the web configuration in force?",
     "gpu_fabric_not_ready_seconds": "For how long has a GPU waited for the NVLink fabric?",
