@@ -1,4 +1,4 @@
-"""`gpu-exporter slurm-collector`: one process asks slurmctld for all nodes."""
+"""`gpu-exporter slurm-collector`: this process asks slurmctld, so that no node has to."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_release_while_the_driver_is_being_opened_takes_effect(rig: Rig) -> No
     rig.table.table.init_delay_us = 4_000_000
     running, url = rig.start()
     running.process.send_signal(signal.SIGUSR1)
-    wait_for(lambda: "not released yet" in running.log(), "the release to give up for now")
+    wait_for(lambda: "has not released the driver yet" in running.log(), "the release to give up for now")
     rig.table.table.init_delay_us = 0
     rig.wait_until(url, "the release to hold", lambda seen: "SIGHUP reopens it" in (fetch(f"{url}/") or ""))
     assert str(rig.table.path) not in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8")
@@ -111,7 +111,7 @@ def test_a_release_while_the_driver_is_being_asked_ends_every_loop_first(rig: Ri
         url, "the driver to be asked", lambda seen: "does not answer" in (fetch(f"{url}/api/v1/status") or "")
     )
     running.process.send_signal(signal.SIGUSR1)
-    wait_for(lambda: "not released yet" in running.log(), "the release to give up for now")
+    wait_for(lambda: "has not released the driver yet" in running.log(), "the release to give up for now")
     rig.table.table.count_delay_us = 0
     wait_for(
         lambda: str(rig.table.path) not in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8"),

@@ -220,7 +220,7 @@ def tenant_of(holder: Holder) -> TenantKey:
 
 
 def _is_named(tenant: TenantKey) -> bool:
-    """Returns whether a tenant has a name. Without one, a later answer may show who the holder is, from its start."""
+    """Returns whether a tenant has a name. If not, a later answer may name it, from the holder's start."""
     return any(tenant[1:])
 
 

@@ -1,4 +1,4 @@
-"""Runs `slurm-collector`, alone or inside the reconciler: one process asks slurmctld for all nodes."""
+"""Runs `slurm-collector`, alone or inside the reconciler: this process asks slurmctld, so that no node has to."""
 
 from __future__ import annotations
 

@@ -146,7 +146,8 @@ class DeviceManager:
             log.info("the exporter has released the driver; this took %.1f s", time.monotonic() - begin)
         else:
             log.error(
-                "the driver is not released yet, because a call hangs in it; the release follows when the call ends"
+                "the exporter has not released the driver yet, because a call to the driver hangs. It releases the "
+                "driver when the call ends"
             )
         return clean
 

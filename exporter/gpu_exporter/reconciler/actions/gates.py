@@ -37,7 +37,8 @@ class Gates:
         wall, needed_s = self._clock.wall(), self._settings.warned_for
         for decision in proposal.decisions:
             if decision.name not in warnings:
-                raise Refused("not_warned", f"Alertmanager sends no receiver an alert about {decision.title}")
+                why = f"Alertmanager does not send an alert about {decision.title} to any receiver"
+                raise Refused("not_warned", why)
             since_wall = warnings[decision.name].since_wall
             if since_wall < (decision.start_wall or 0.0):
                 why = f"the alert is older than {decision.title}, so it warned an earlier holder of this name"

@@ -146,9 +146,7 @@ class Record:
         now = self._clock.monotonic()
         if now - self._said.get(what, -math.inf) >= HOUR_S:
             self._said[what] = now
-            log.warning(
-                "the record of decisions is full: %s were dropped (%d this time), see docs/limits.md", what, number
-            )
+            log.warning("the record of decisions is full: dropped now: %d %s. See docs/limits.md", number, what)
         self._observer.count_dropped(what, number)
 
     def note_act(self, entry: Entry) -> None:

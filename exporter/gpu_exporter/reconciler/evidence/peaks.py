@@ -49,7 +49,7 @@ class Peaks:
                 self.known = self._ask(api)
             except AnswerError as exc:
                 self.known = {}
-                log.warning("the reconciler cannot find which serving pods could share their GPUs: %s", exc)
+                log.warning("the reconciler cannot read which serving pods need only a part of a GPU: %s", exc)
 
     def _ask(self, api: Asked) -> dict[HolderName, str]:
         by = f"by ({', '.join(HOLDER_LABELS)})"

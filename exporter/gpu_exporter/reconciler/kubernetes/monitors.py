@@ -107,7 +107,7 @@ def compare(
     """
     lists = {kind: _read(api, "v1", KINDS[kind].plural, kind, namespaces, labels) for kind in kinds}
     if all(rows is None for rows in lists.values()):
-        raise MarkError("error", f"the cluster has no kinds of the Prometheus operator ({GROUP})")
+        raise MarkError("error", f"the custom resources of the Prometheus operator ({GROUP}) are not installed")
     found = [(kind, each) for kind, rows in lists.items() for each in rows or ()]
     if not found:
         return []

@@ -41,10 +41,11 @@ AFTER_S = 0.5  # after a share has passed a limit, rounding no longer hides it
 class Replayed(NamedTuple):
     """One decision: a gang became underused at `wall` (Unix seconds).
 
-    - `lives`: the members that held units. `rule`: the name of the policy, "" for the section `policy`.
+    - `lives`: the members that held units. `rule`: name of the policy that decided, "" for the settings `policy.*`.
     - `since`, `idle_until`: begin and end of the time in which all units were idle (Unix seconds). `fate`: one of
       FATES.
-    - `back_s`: seconds until a unit worked, None if none did. `is_seen`: the source would have shown such work.
+    - `back_s`: seconds from the decision until a unit worked, None if none did. `is_seen`: the source has data about
+      the time after the decision, so that None means no work.
     """
 
     wall: float

@@ -111,7 +111,7 @@ def _parse(line: str) -> SlurmRun | None:
     raw, elapsed = need_whole(fields["JobIDRaw"]), need_whole(fields["ElapsedRaw"])
     if fields["Start"] in NO_DATE:
         if elapsed:
-            raise ValueError("it has a length, but no start")
+            raise ValueError("the run has an elapsed time, but no start time")
         return None
     start, end = need_whole(fields["Start"]), whole(fields["End"], WHOLE_MAX)
     limit = real(fields["TimelimitRaw"])

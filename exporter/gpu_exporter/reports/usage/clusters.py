@@ -89,9 +89,11 @@ class ClusterNames:
 
 
 def name_nodes(shown: Collection[Node], nodes: Mapping[Node, str]) -> dict[Node, str]:
-    """Returns the node by cluster and address. If only one side has the label `cluster`, an address must be unique.
+    """Returns the names of nodes by their cluster and address.
 
-    `shown`: clusters and addresses of the exporters. `nodes`: nodes of kube-state-metrics by cluster and address.
+    `shown`: clusters and addresses of the exporters. `nodes`: names of nodes in kube-state-metrics, by cluster and
+    address. If only `shown` or only `nodes` has the label `cluster`, the address alone names the node. Addresses that
+    several nodes have are left out.
     """
     times = Counter(address for _, address in shown)
     found = dict(nodes)

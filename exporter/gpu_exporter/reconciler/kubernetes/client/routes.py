@@ -85,10 +85,10 @@ class Routes:
         return bool(pool.route.title) and self._same[target, pool.route.is_weak] <= SAME_MAX
 
     def find(self, pod: Mapping[str, Any], addresses: Sequence[str], subdomain: str) -> Route:
-        """Returns the route to a pod with this metadata. A weak route has the lowest priority.
+        """Returns the route to a pod with this metadata. Returns a weak route only if there is no other.
 
-        `addresses`: the pod's addresses. `subdomain`: from the pod's spec. The headless Service of this name only
-        gives the pod its DNS name (kubernetes.io/docs/concepts/services-networking/dns-pod-service), as in a
+        `addresses`: the pod's addresses. `subdomain`: from the pod's spec. The headless Service of this name is no
+        route: it gives the pod its DNS name (kubernetes.io/docs/concepts/services-networking/dns-pod-service), as in a
         StatefulSet.
         """
         labels = (pod.get("labels") or {}).items()

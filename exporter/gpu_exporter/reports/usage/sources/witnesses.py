@@ -40,10 +40,10 @@ def find_contradicted(
     boards: Mapping[tuple[Board, float], BoardSeries],
     window: float,
 ) -> set[tuple[Board, Target, float]]:
-    """Returns the windows in which one target showed no work on a unit, but another target did, or series with other
-    labels had engine activity.
+    """Returns the windows in which one target reported no work on a unit, although another target reported work, or
+    other series of the unit show engine activity.
 
-    Such a zero may come from a profiling counter that stays at 0, or from an exporter that repeats old values.
+    The target's zero may come from a profiling counter that stays at 0, or from an exporter that repeats old values.
     """
     engines = {
         (board_of(placed[labels]), start)

@@ -107,7 +107,13 @@ class JobEnds:
             self._notice = f"{exc}; the hours of jobs shorter than a poll are missing"
             return []
         for name, why in odd.items():
-            log.warning("%s/%s/%s: %s; its job counts as missed", self._place, ENDED, name, why)
+            log.warning(
+                "%s/%s/%s: %s; the hours of this job are unknown, and it counts as missed",
+                self._place,
+                ENDED,
+                name,
+                why,
+            )
         self._odd += odd
         return found
 
