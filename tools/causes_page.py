@@ -82,8 +82,9 @@ def _hook() -> str:
     records = score.read_records(score.HOOK_RECORDS)
     pairs = [(score.replay(record), score.replay(record, with_hook=True)) for record in records]
     without, with_hook = [before for before, _ in pairs], [after for _, after in pairs]
+    hard, easy = (score.specificity(without, hard=is_hard)[1] for is_hard in (True, False))
     lines = [
-        f"{len(pairs)} jobs: {sum(bool(each.truth) for each in without)} with a fault, the others healthy and hard.",
+        f"{len(pairs)} jobs: {len(pairs) - hard - easy} with a fault, {hard} hard healthy jobs, {easy} easy healthy job.",
         "",
         "| | without the hook | with the hook |",
         "| --- | --- | --- |",
