@@ -84,7 +84,7 @@ def _hook() -> str:
     without, with_hook = [before for before, _ in pairs], [after for _, after in pairs]
     hard, easy = (score.specificity(without, hard=is_hard)[1] for is_hard in (True, False))
     lines = [
-        f"{len(pairs)} jobs: {len(pairs) - hard - easy} with a fault, {hard} hard healthy jobs, {easy} easy healthy job.",
+        f"{len(pairs)} jobs: {len(pairs) - hard - easy} with a fault, {hard} healthy and hard, {easy} healthy and easy.",
         "",
         "| | without the hook | with the hook |",
         "| --- | --- | --- |",
