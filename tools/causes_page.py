@@ -83,8 +83,9 @@ def _hook() -> str:
     pairs = [(score.replay(record), score.replay(record, with_hook=True)) for record in records]
     without, with_hook = [before for before, _ in pairs], [after for _, after in pairs]
     hard, easy = (score.specificity(without, hard=is_hard)[1] for is_hard in (True, False))
+    faulty = len(pairs) - hard - easy
     lines = [
-        f"{len(pairs)} jobs: {len(pairs) - hard - easy} with a fault, {hard} healthy and hard, {easy} healthy and easy.",
+        f"{len(pairs)} jobs: {faulty} with a fault, {hard} healthy and hard, {easy} healthy and easy.",
         "",
         "| | without the hook | with the hook |",
         "| --- | --- | --- |",
