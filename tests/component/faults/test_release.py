@@ -73,7 +73,7 @@ def test_a_release_does_not_close_the_driver_during_a_hung_call(rig: Rig) -> Non
         assert str(rig.table.path) in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8")
         running.process.send_signal(signal.SIGHUP)
         rig.wait_until(url, "the others again", lambda seen: rig.fresh(seen, "A") == rig.all(3))
-    assert "because a call hangs" in running.log()
+    assert "because a call to the driver hangs" in running.log()
     assert threads_of(running) <= threads + 2
     running.process.send_signal(signal.SIGUSR1)
     rig.wait_until(url, "the release", lambda seen: seen.one("gpu_driver_up") == 0)
