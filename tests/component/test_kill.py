@@ -93,7 +93,9 @@ def test_kills_at_random_moments_add_nothing_to_the_counters(
             busy, idle = gained["busy"][gpu][0], gained["idle"][gpu][0]
             print(f"{names[0]} gpu {gpu}: {passed_s:.1f} s, observed {observed:.1f}, busy {busy:.1f}, idle {idle:.1f}")
             assert 2.0 < observed <= passed_s + SLACK_S  # the rest is unknown; on a busy machine that is most of it
-            assert busy <= mean * observed + (SLACK_S if mean == 0.93 else 4.0), "no more than there was"
+            # Of a load that changes, chance decides how much of the observed time was busy: at most all of it, plus half a period.
+            there_was = min(observed, mean * passed_s + 2.0) if mean == 0.5 else mean * observed
+            assert busy <= there_was + SLACK_S, "no more than there was"
             if mean == 0.93:
                 assert idle == 0.0
                 assert abs(busy - mean * observed) <= SLACK_S
