@@ -328,6 +328,7 @@ def test_a_repeatable_flag_takes_a_list_from_the_environment(tmp_path: Path) -> 
     done = run_exporter(
         "--once",
         "--format=json",
+        "--timeout=60s",
         "--state.directory=",
         *QUIET,
         environment={**os.environ, "GPU_EXPORTER_DEVICES_REPLAY": paths},
