@@ -496,6 +496,7 @@ def test_a_job_that_slurmctld_is_ending_is_no_contradiction(filing: Filing) -> N
     for _ in range(30):
         answer = poll(filing)
         assert (answer.problem, held(answer)) == ("", {})
+        assert answer.is_late and "job 7 is ending, but its processes still run" in answer.notice, "its GPU is not free"
     filing.states = {}
     begin(filing, "7", "0", nodes="2", restarts="1")
     filing.jobs, filing.steps = {}, {"7": {1007}}

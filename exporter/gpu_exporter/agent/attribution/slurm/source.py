@@ -293,12 +293,15 @@ class SlurmSource:
         if share:
             problems.append(f"{share} is in use, but Slurm does not name the GPU, so no GPU is reported as free")
         unasked = self._list_unasked(look, present)
-        notices, late = self._list_notices(look, present), _list_late(look, present) | unasked
+        ending = self._list_ending(present)
+        notices, late = self._list_notices(look, present), _list_late(look, present) | unasked | ending
         if denied := _name(self._list_denied(look, present) - unasked):
             text = f"job {denied} has steps and GPUs here, but slurmctld reports a GPU of it as free"
             problems.append(f"{text}, so the exporter reports no GPU as free")
         if unasked:
             notices.append(f"slurmctld is not asked yet about job {_name(unasked)}, so no GPU is reported as free")
+        if ending:
+            notices.append(f"job {_name(ending)} is ending, but its processes still run, so no GPU is reported as free")
         return Answer(
             grants,
             "; ".join(dict.fromkeys(problems)),
@@ -353,11 +356,15 @@ class SlurmSource:
         proven, in_use = self._filed.find(look, present), look.in_use()
         unlisted = {job: file for job, file in present.files.items() if job not in look.jobs and job not in proven}
         denied = {job for job, file in unlisted.items() if job in present.steps.pids and not in_use >= {*file.indexes}}
-        return {
-            job
-            for job in denied
-            if self._ending.get(job) != present.files[job].written_wall and self._presence.has_file(job)
-        }
+        return {job for job in denied - self._list_ending(present) if self._presence.has_file(job)}
+
+    def _list_ending(self, present: Present) -> Set[str]:
+        """Returns the jobs that slurmctld was ending at the last request, and that still have steps here. slurmctld
+        reports their GPUs as free, although their processes may use them.
+        """
+        files = present.files
+        there = {job for job in self._ending if job in files and files[job].written_wall == self._ending[job]}
+        return there & present.steps.pids.keys()
 
     def _list_notices(self, look: SlurmSnapshot, present: Present) -> list[str]:
         """Returns messages for people that affect no grant."""
