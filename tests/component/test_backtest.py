@@ -29,9 +29,8 @@ from gpu_exporter.reports.backtest.replay import Replayed, Replayer
 from gpu_exporter.reports.backtest.run import LEAD_S
 from gpu_exporter.reports.backtest.sums import Figures, Sums, Tally
 from gpu_exporter.reports.history.asking import History, WindowSpan
-from gpu_exporter.reports.usage.gather import Gatherer
-from gpu_exporter.reports.usage.prices import Prices
 from gpu_exporter.reports.usage.run import Progress
+from gpu_exporter.reports.usage.site import find_site
 from tests.testbed.history import HOUR, Cluster, Gap, Holder, Phase, idle, used
 from tests.testbed.history_lives import true_gangs
 from tests.testbed.history_own import own
@@ -140,7 +139,7 @@ def read(url: str, name: str) -> list[PastGang]:
     progress, matcher = Progress("backtest"), f'cluster="{name}"'
     history = History(parse_address(url), fetch_text, progress=progress)
     span = WindowSpan(START - LEAD_S, END, HOUR)
-    site = Gatherer(history, matcher, Prices({}), 0.001, "label_team", progress).find(span)
+    site = find_site(history, matcher, span)
     return read_gangs(history, matcher, Alerts().team_label, Policy(), site, span, progress)[0]
 
 

@@ -15,9 +15,8 @@ from gpu_exporter.reports.backtest.gather import read_gangs
 from gpu_exporter.reports.backtest.lives import PastGang
 from gpu_exporter.reports.backtest.sums import Sums
 from gpu_exporter.reports.history.asking import History, WindowSpan
-from gpu_exporter.reports.usage.gather import Gatherer
-from gpu_exporter.reports.usage.prices import Prices
 from gpu_exporter.reports.usage.run import Progress
+from gpu_exporter.reports.usage.site import find_site
 from tests.component.test_report_sites import CASES
 from tests.component.test_report_witnesses import CASES as WITNESSES
 from tests.testbed.history import HOUR
@@ -75,7 +74,7 @@ def read(url: str, name: str, hours: float) -> list[PastGang]:
     progress, matcher = Progress("backtest"), f'cluster=~"{name}(-.+)?"'
     history = History(parse_address(url), fetch_text, progress=progress)
     span = WindowSpan(END - hours * HOUR, END, HOUR)
-    site = Gatherer(history, matcher, Prices({}), 0.001, "label_team", progress).find(span)
+    site = find_site(history, matcher, span)
     try:
         return read_gangs(history, matcher, Alerts().team_label, Policy(), site, span, progress)[0]
     except AnswerError:  # a site whose exporter names no holders

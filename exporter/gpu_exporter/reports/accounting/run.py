@@ -15,6 +15,7 @@ from gpu_exporter.reports.usage.deliver import put
 from gpu_exporter.reports.usage.gather import Gatherer
 from gpu_exporter.reports.usage.prices import given_prices
 from gpu_exporter.reports.usage.run import Progress, ServerRest, Wish, finish
+from gpu_exporter.reports.usage.site import find_site
 from gpu_exporter.reports.usage.tenants.read import TenantReader
 
 
@@ -24,12 +25,13 @@ def run_comparison(address: Address, fetch: Fetch, wish: Wish, form: str, output
     history = History(address, fetch, wish.kept, progress, rest=ServerRest(wish.rest))
 
     def read() -> AccountHours:
-        gatherer = Gatherer(history, wish.matcher, given_prices([], ""), wish.floor, wish.alerts.team_label, progress)
         since_s, until = math.ceil(wish.since_s), math.floor(wish.until)  # a query has whole seconds
-        site = gatherer.find(WindowSpan(until - max(WINDOW_S, since_s), until, WINDOW_S))
+        site = find_site(history, wish.matcher, WindowSpan(until - max(WINDOW_S, since_s), until, WINDOW_S))
         if site.prefers_own:
             report = TenantReader(address, wish.matcher, wish.alerts, fetch).read(since_s, until)
         else:
+            prices = given_prices([], "")
+            gatherer = Gatherer(history, wish.matcher, prices, wish.floor, wish.alerts.team_label, progress)
             report = gatherer.read(site, wish.period, has_trend=False)
         return compare(report, history, wish.matcher, is_own=site.prefers_own)
 

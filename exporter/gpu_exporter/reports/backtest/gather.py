@@ -19,7 +19,8 @@ from gpu_exporter.reports.backtest.own import OwnTracks, bridge
 from gpu_exporter.reports.backtest.tracks import build_tenures, doubt_contradicted
 from gpu_exporter.reports.history.asking import History, WindowSpan
 from gpu_exporter.reports.usage.cells import HolderId
-from gpu_exporter.reports.usage.gather import EXPORTERS, ReportWatch, SiteExporters, cluster_part, parts
+from gpu_exporter.reports.usage.gather import ReportWatch, parts
+from gpu_exporter.reports.usage.site import EXPORTERS, SiteExporters, cluster_part
 from gpu_exporter.reports.usage.sources.gauges import COVERED_S
 from gpu_exporter.reports.usage.sources.kube import KubeOwner, KubeReader, PodFacts, PodName
 

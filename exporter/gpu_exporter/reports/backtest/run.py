@@ -18,10 +18,11 @@ from gpu_exporter.reports.backtest.sums import Sums, find_longest
 from gpu_exporter.reports.history.asking import History, WindowSpan
 from gpu_exporter.reports.usage.cells import WINDOW_S
 from gpu_exporter.reports.usage.deliver import put
-from gpu_exporter.reports.usage.gather import Gatherer, describe, without_garbage_collector
+from gpu_exporter.reports.usage.gather import without_garbage_collector
 from gpu_exporter.reports.usage.model import FLOORS, ReportSource
 from gpu_exporter.reports.usage.prices import read_prices
 from gpu_exporter.reports.usage.run import Progress, ServerRest, Wish, finish
+from gpu_exporter.reports.usage.site import describe, find_site
 
 LEAD_S = 6 * 3600.0  # read before the period, so that the holders of its first hours have a past
 OWN_SOURCE = ReportSource("gpu-exporter", "idle runs of its allocations")
@@ -59,7 +60,7 @@ def read_backtest(address: Address, fetch: Fetch, wish: Wish, books: Sequence[tu
     longest_s = max(max(each.underused_after, each.interactive_after) for _, book in books for each in book.policies)
     lead = max(LEAD_S, math.ceil(longest_s / WINDOW_S) * WINDOW_S)
     span = WindowSpan(start - lead, end, WINDOW_S)
-    site = Gatherer(history, wish.matcher, prices, wish.floor, wish.alerts.team_label, progress).find(span)
+    site = find_site(history, wish.matcher, span)
     gangs, missing, sources = read_gangs(
         history, wish.matcher, wish.alerts.team_label, books[0][1].site, site, span, progress
     )

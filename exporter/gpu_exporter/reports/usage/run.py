@@ -23,6 +23,7 @@ from gpu_exporter.reports.usage.gather import Gatherer, load_of
 from gpu_exporter.reports.usage.model import UsageReport
 from gpu_exporter.reports.usage.prices import read_prices
 from gpu_exporter.reports.usage.render.view import ReportView
+from gpu_exporter.reports.usage.site import find_site
 from gpu_exporter.reports.usage.tenants.read import TenantReader
 
 # Half a day of 3,000 GPUs took 6 s (Prometheus 2.42, samples every 30 s, on two cores).
@@ -125,8 +126,7 @@ def run_report(
     def read() -> UsageReport:
         try:
             prices = read_prices(history, span.end, wish.prices, wish.currency, wish.matcher)
-            gatherer = Gatherer(history, wish.matcher, prices, wish.floor, wish.alerts.team_label, progress)
-            site = gatherer.find(span)
+            site = find_site(history, wish.matcher, span)
             if site.prefers_own:
                 report = TenantReader(address, wish.matcher, wish.alerts, fetch).read(span.end - span.start, span.end)
                 if site.rest:
@@ -137,6 +137,7 @@ def run_report(
                 if wish.prices:
                     report.missing.append("the prices of --price: the money is from the recordings of the site")
             else:
+                gatherer = Gatherer(history, wish.matcher, prices, wish.floor, wish.alerts.team_label, progress)
                 report = gatherer.read(site, span, has_trend=wish.has_trend)
                 report.missing += prices.missing(report)
         except AnswerError as exc:
