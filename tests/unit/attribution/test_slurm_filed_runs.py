@@ -31,6 +31,7 @@ from gpu_exporter.agent.attribution.slurm.filed import FILL_S, start_here
 from gpu_exporter.agent.attribution.slurm.on_node.job_files import FiledRun, JobFile, read_job_files
 from gpu_exporter.agent.attribution.slurm.on_node.presence import STALE_S
 from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.common.clock import ManualClock
 
 
 @pytest.fixture
@@ -501,3 +502,16 @@ def test_a_job_that_slurmctld_is_ending_is_no_contradiction(filing: Filing) -> N
     begin(filing, "7", "0", nodes="2", restarts="1")
     filing.jobs, filing.steps = {}, {"7": {1007}}
     assert "slurmctld reports a GPU of it as free" in poll(filing).problem, "it runs again"
+
+
+def test_of_two_jobs_on_a_whole_gpu_the_one_that_began_later_has_it(filing: Filing) -> None:
+    """The epilog of the first one is late: otherwise, two holders would share the GPU. squeue lists no job of the node."""
+    filing.clock = ManualClock(wall=float(START))
+    filing.slurmd_start = START - 1000
+    filing.restart()
+    filing.settle()
+    for job in ("7", "8"):
+        now = int(filing.clock.wall())
+        begin(filing, job, "0", start=now, began=str(now), nodes="2")
+        filing.steps, filing.used = {job: {1000 + int(job)}}, "gpu:h100:1(IDX:0)"
+        assert held(poll(filing)) == {job: ["0"]}
