@@ -218,12 +218,12 @@ class Gatherer:
         return {(ours, start) for cluster, start in blind for ours in self._names.of_cluster(cluster)}
 
 
-def parts(span: WindowSpan, series: int, new: float) -> Iterator[WindowSpan]:
+def parts(span: WindowSpan, series: int, new: float, most: int = SERIES_MAX) -> Iterator[WindowSpan]:
     """The span in parts of a day, oldest first. With many series they are shorter, so that a part fits into memory.
 
-    `series`: series at a moment. `new`: those that begin in an hour.
+    `series`: series at a moment. `new`: those that begin in an hour. `most`: series of a day that fit into memory.
     """
-    hours = max(1.0, CHUNK_S * min(1.0, SERIES_MAX / max(1.0, load_of(series, new))) // WINDOW_S)
+    hours = max(1.0, CHUNK_S * min(1.0, most / max(1.0, load_of(series, new))) // WINDOW_S)
     start = span.start
     while start < span.end:
         end = min(span.end, start + hours * WINDOW_S)
