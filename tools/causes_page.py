@@ -20,11 +20,8 @@ def render_causes(page: str) -> str:
 
 
 def _table() -> str:
-    lines = ["| cause | in words | looked for in the states |", "| --- | --- | --- |"]
-    lines += [
-        f"| [{name}](#{name}) | {CAUSES[name].title} | {', '.join(sorted(rule.states))} |"
-        for name, rule in RULES.items()
-    ]
+    lines = ["| cause | in words |", "| --- | --- |"]
+    lines += [f"| [{name}](#{name}) | {CAUSES[name].title} |" for name in RULES]
     return "\n".join(lines) + "\n"
 
 

@@ -43,9 +43,7 @@ def test_the_exporter_finds_a_driver_that_is_loaded_later(rig: Rig, matrix: Faul
     assert not seen["gpu_up"]
     assert scrape_ms(url) < 10
     assert "kernel driver is not loaded" in (fetch(f"{url}/") or "")
-    matrix.add(
-        "driver not loaded", "nothing", "`gpu_driver_up` 0; log and page name the reason", "see the next row"
-    )
+    matrix.add("driver not loaded", "nothing", "`gpu_driver_up` 0; log and page name the reason", "see the next row")
     rig.set_state("B")
     begin = time.monotonic()
     rig.table.table.init_rc = 0
