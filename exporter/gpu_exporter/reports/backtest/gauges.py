@@ -81,37 +81,29 @@ class GaugeTracks:
             unit, holder, _ = placed[labels]
             unit, holder = self._units.setdefault(unit, unit), self._holders.setdefault(holder, holder)
             keys[holder, (unit.cluster, unit.uuid, unit.gi)].append(labels)
+        broken = {labels for labels in base.counts if is_broken(base, labels)}
+        proofs = {labels: self._reader.proofs(base, labels) for labels in base.counts}
         for key, series in keys.items():
             track = self.tracks.get(key)
             if track is None:
                 track = self.tracks[key] = UnitTrack(self._units[placed[series[0]].unit])
+            doubts = more.of(board_of(placed[series[0]]))  # of the unit, which all of these series have
             for start, labels in best_series(series, base.counts):
                 interval = intervals[labels][start]
                 track.interval_s = max(interval, track.interval_s)
                 hour = (start, base.counts[labels][start], interval)
-                is_busy = kinds[labels][start] is Kind.NEVER
-                see_hour(track, hour, windows.get(labels, {}), None if is_busy else busy.get(labels, ()))
-                is_known = kinds[labels][start] is not None
-                board = board_of(placed[labels])
-                is_denied = is_broken(base, labels) or board in contradicted or start in more.of(board)
-                if interval > COVERED_S or is_denied or not (is_known and start in self._reader.proofs(base, labels)):
+                kind = kinds[labels][start]
+                see_hour(track, hour, windows.get(labels, {}), None if kind is Kind.NEVER else busy.get(labels, ()))
+                is_denied = labels in broken or board_of(placed[labels]) in contradicted or start in doubts
+                if interval > COVERED_S or is_denied or kind is None or start not in proofs[labels]:
                     extend(track.doubts, start, start + WINDOW_S)
             uuid = placed[series[0]].unit.uuid
-            video, block = videos.get(key[1][:2], ()), block_of[uuid]
+            video = videos.get(key[1][:2], ())
             is_reservation = key[0] is not None and RESERVATIONS.fullmatch(key[0].namespace)
             zeros = {} if is_reservation else _common(blocks, series, base.counts)
             if video:  # neither gauge shows encoders and decoders
                 zeros = {at: value for at, value in zeros.items() if at // WINDOW_S * WINDOW_S not in video}
-            at_floors: list[list[Span]] = []
-            for number, floor in enumerate(FLOORS):
-                if number and not any(value > FLOORS[number - 1] for value in zeros.values()):
-                    at_floors.append(at_floors[-1])
-                    continue
-                at_floors.append([])
-                for at in sorted(zeros):
-                    if zeros[at] <= floor:
-                        extend(at_floors[-1], at, at + block)
-            track.add_idle(at_floors)
+            track.add_idle(_at_floors(zeros, block_of[uuid]))
 
     def _read_blocks(
         self, base: FirstPass, units: Collection[tuple[float, str]], span: WindowSpan
@@ -197,6 +189,25 @@ def best_series(series: Collection[Labels], counts: Table) -> list[tuple[float, 
             if start not in best or count > counts[best[start]][start]:
                 best[start] = labels
     return sorted(best.items())
+
+
+def _at_floors(zeros: Values, block: float) -> list[list[Span]]:
+    """Returns the idle time for each of FLOORS. `zeros`: the largest engine activity of blocks of `block` seconds."""
+    most, found = max(zeros.values(), default=0.0), list[list[Span]]()
+    for number, floor in enumerate(FLOORS):
+        if number and most <= FLOORS[number - 1]:
+            found.append(found[-1])
+            continue
+        spans = list[Span]()
+        begin = end = -1.0
+        for at in sorted(zeros if most <= floor else [at for at, value in zeros.items() if value <= floor]):
+            if at > end:
+                if end > 0.0:
+                    spans.append((begin, end))
+                begin = at
+            end = at + block
+        found.append([*spans, (begin, end)] if end > 0.0 else [])
+    return found
 
 
 def _common(blocks: Mapping[Labels, Values], series: Collection[Labels], counts: Table) -> Values:
