@@ -6,6 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from gpu_exporter.common.config.defaults import Policy
@@ -212,7 +213,7 @@ def _lives(holder: HolderId, tenures: Iterable[Tenure]) -> Iterator[HolderLife]:
     """Yields one life for each holder that had this name. A life ends where the holder had no unit."""
     name = HolderName(holder.scheduler, holder.namespace, holder.name)
     owner = "/".join(filter(None, (holder.user, holder.account)))
-    known = {"user": frozenset([holder.user]), "account": frozenset([holder.account])}
+    known = _facts_of(holder.user, holder.account)
     life: HolderLife | None = None
     for tenure in sorted(tenures, key=lambda each: (each.start, each.end, each.uuid, each.mig)):
         if life is not None and tenure.start < life.end:
@@ -223,6 +224,12 @@ def _lives(holder: HolderId, tenures: Iterable[Tenure]) -> Iterator[HolderLife]:
         life = HolderLife(holder.cluster, name, [tenure], owner, facts=known)
     if life is not None:
         yield life
+
+
+@cache
+def _facts_of(user: str, account: str) -> dict[str, frozenset[str]]:
+    """Returns HolderLife.facts. All holders of an account share them: a month has hundreds of thousands of holders."""
+    return {"user": frozenset([user]), "account": frozenset([account])}
 
 
 def _pod(holder: HolderId) -> PodName:
