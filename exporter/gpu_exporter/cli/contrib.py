@@ -17,8 +17,7 @@ def build_parser() -> Parser:
         "Print the folder with the files that a site installs.\n\n"
         "  systemd/     units of the exporter, of the collector for Slurm, and of the weekly report\n"
         "  slurm/       prolog.sh, epilog.sh and health.sh\n"
-        "  kubernetes/  kubectl's plugin gpu-idle, and a policy of the descheduler\n"
-        "  completion/  completion for bash and zsh",
+        "  kubernetes/  kubectl's plugin gpu-idle, and a policy of the descheduler",
         usage="gpu-exporter contrib",
     )
     add_help(parser)

@@ -132,7 +132,7 @@ def test_the_sort_orders_of_top_are_those_of_its_screen() -> None:
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [("gpu-exporter re", {"reconcile", "record", "report"}), ("gpu-exporter he", {"help"}), ("gpu-exporter top --s", {"--sort"}), ("gpu-exporter reconcile --app", {"--apply"})],
+    [("gpu-exporter re", {"reconcile", "record", "report"}), ("gpu-exporter he", {"help"}), ("gpu-exporter top --s", {"--sort"}), ("gpu-exporter reconcile --app", {"--apply"}), ("gpu-exporter --once --format t", {"table"}), ("gpu-exporter top --sort = h", {"held"}), ("gpu-exporter digest --output d", set()), ("gpu-exporter help j", {"job"})],
 )  # fmt: skip
 def test_bash_completes_commands_and_flags(
     line: str, expected: set[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
