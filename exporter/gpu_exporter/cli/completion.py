@@ -101,7 +101,9 @@ def _choices(action: argparse.Action) -> list[str]:
 
 def _describe(flag: str, action: argparse.Action) -> str:
     """Returns a flag with its help and its value, in the notation of zsh's _arguments."""
-    about, metavar = (re.sub(r"([][:\\])", r"\\\1", text) for text in (action.help or "", str(action.metavar or "value")))
+    about, metavar = (
+        re.sub(r"([][:\\])", r"\\\1", text) for text in (action.help or "", str(action.metavar or "value"))
+    )
     if action.nargs == 0:
         return f"*{flag}[{about}]"
     values = f"({' '.join(_choices(action))})" if action.choices else "_files"
