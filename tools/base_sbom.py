@@ -161,7 +161,6 @@ def describe(archive: BinaryIO, name: str, version: str) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the SBOM. Returns the exit code."""
     if len(arguments) != 2:
         print("usage: docker export CONTAINER | python -m tools.base_sbom NAME VERSION", file=sys.stderr)
         return 2

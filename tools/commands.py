@@ -54,7 +54,6 @@ SHARING = {"holders": "", "explain": "reconcile", "pause": "reconcile", "digest"
 
 
 def render_commands() -> str:
-    """Returns the page."""
     rows = "".join(f"| {code:d} | {words} |\n" for code, words in WORDS.items())
     parts = [HEAD + rows]
     for name, command in {"": SERVE, **COMMANDS}.items():

@@ -21,7 +21,6 @@ NAME = '{{ define "gpu.cause.name" }}{{ reReplaceAll "^([a-z_]+) .([a-z]+) .*$" 
 
 
 def build_page() -> Mapping[Path, str]:
-    """Returns the generated file."""
     why = [(name, text) for name, each in CAUSES.items() for text in (each.says, each.title)]
     owner = [(name, text) for name, each in CAUSES.items() for text in (each.number, each.owner) if text]
     site = [(name, each.site) for name, each in CAUSES.items() if each.site]

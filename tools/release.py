@@ -118,7 +118,6 @@ def for_image(machine: str) -> list[str]:
 
 
 def find_wheel(name: str, folder: Path = OUT / "dist") -> Path:
-    """Returns the wheel of a distribution."""
     (wheel,) = folder.glob(f"{name}-*.whl")
     return wheel
 
@@ -257,7 +256,6 @@ def offline() -> list[str]:
 
 
 def sums() -> None:
-    """Writes SHA256SUMS of all published files."""
     paths = sorted(path for path in (OUT / "dist").iterdir() if path.name != "SHA256SUMS")
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths]
     (OUT / "dist" / "SHA256SUMS").write_text("".join(lines), encoding="ascii")

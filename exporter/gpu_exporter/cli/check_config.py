@@ -21,7 +21,6 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Prints the configuration. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     config = read_config(parser, options.file)

@@ -53,7 +53,6 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Prints the script. Returns the exit code."""
     options = build_parser().read(given)
     sys.stdout.write(render_bash() if options.shell == "bash" else render_zsh())
     return 0

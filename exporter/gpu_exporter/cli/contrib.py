@@ -11,7 +11,6 @@ FOLDER = Path(__file__).resolve().parents[1] / "contrib"
 
 
 def build_parser() -> Parser:
-    """Builds the parser of `contrib`, which has no flags."""
     parser = Parser(
         "contrib",
         "Print the folder with the files that a site installs.\n\n"
@@ -25,7 +24,6 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Prints the folder. Returns the exit code."""
     build_parser().read(given)
     sys.stdout.write(f"{FOLDER}\n")
     return 0

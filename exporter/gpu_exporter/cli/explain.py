@@ -58,7 +58,6 @@ def add_question(parser: Parser) -> None:
 
 
 def run(given: list[str]) -> int:
-    """Prints the explanation. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     holder = " ".join(options.holder)

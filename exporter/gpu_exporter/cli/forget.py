@@ -26,7 +26,6 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Removes the GPU. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     from gpu_exporter.agent.inventory.expected import UnusableList, forget

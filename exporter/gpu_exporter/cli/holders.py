@@ -28,7 +28,6 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Prints the list. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     options.format = "json" if options.format == "json" else "holders"

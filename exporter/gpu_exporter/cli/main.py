@@ -51,7 +51,6 @@ def _end_at_signals() -> None:
 
 
 def run_command(given: list[str]) -> int:
-    """Runs one command. Returns the exit code."""
     if not given or given[0].startswith("-"):
         return _run(SERVE, given)
     name, rest = given[0], given[1:]

@@ -258,7 +258,6 @@ def add_format(parser: Parser, form: str = "table", more: str = "") -> None:
 
 
 def add_config(parser: Parser) -> None:
-    """Adds the flag for the configuration file."""
     parser.flag("--config.file", type=Path, help="YAML file of settings")
 
 
@@ -270,7 +269,6 @@ def add_general(parser: Parser) -> None:
 
 
 def add_logging(parser: Parser) -> None:
-    """Adds the flags for the log, and the help."""
     levels = ("debug", "info", "warn", "error")
     parser.flag(
         "--log.level", choices=levels, default="info", metavar="LEVEL", help="debug, info, warn, error (default info)"
@@ -286,7 +284,6 @@ def add_logging(parser: Parser) -> None:
 
 
 def add_help(parser: Parser) -> None:
-    """Adds `--help` and `--version`, which every command has."""
     group = parser._group
     group.add_argument("-h", "--help", action="help", help="print this help and exit")
     group.add_argument(
@@ -295,7 +292,6 @@ def add_help(parser: Parser) -> None:
 
 
 def add_web_config(parser: Parser) -> None:
-    """Adds the flag for TLS and passwords of the web server."""
     parser.flag("--web.config.file", dest="web_config", type=Path, help="TLS and passwords (form: exporter-toolkit)")
 
 

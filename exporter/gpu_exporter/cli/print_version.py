@@ -15,7 +15,6 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Prints the version. Returns the exit code."""
     build_parser().read(given)
     sys.stdout.write(f"gpu-exporter {VERSION}\n")
     return 0

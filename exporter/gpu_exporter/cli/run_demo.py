@@ -147,7 +147,6 @@ def _show_fixed(view: View) -> None:
 
 
 def _explain(view: AllocationView) -> None:
-    """Prints the causes of one allocation, as `explain` does."""
     _say(f"Why {view.allocation.holder.label} is {view.verdict.state} ({view.verdict.evidence}):")
     for cause in view.causes.ranked:
         _say(f"  {cause.name}, {cause.confidence} confidence: {cause.evidence}")

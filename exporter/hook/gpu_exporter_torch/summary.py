@@ -62,7 +62,6 @@ def _why_incomplete(report: Mapping[str, Any]) -> str:
 
 
 def spent_time(report: Mapping[str, Any]) -> SpentTime:
-    """Returns the totals of a report."""
     waited, worked = report["gpu_wait_seconds"], report["gpu_work_seconds"]
     key = "seconds" if waited is None or worked is None else "gpu_seconds"
     phase_s = {name: each[key] for name, each in (report["phases"] or {}).items() if each[key] is not None}

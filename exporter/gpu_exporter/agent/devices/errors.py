@@ -85,5 +85,4 @@ def is_unsupported(error: str) -> bool:
 
 
 def device_error(call: str, error: str) -> DeviceError:
-    """Returns the exception for an NVML error, by the error's name."""
     return KINDS.get(error, DeviceError)(call, error)

@@ -69,8 +69,6 @@ SLOWDOWN_AT = 87.0  # at this temperature the margin of newer boards is 0
 
 
 class Scaled:
-    """A load multiplied by a factor."""
-
     def __init__(self, load: loads.Load, factor: float) -> None:
         self._load, self._factor = load, factor
 
@@ -130,8 +128,6 @@ def resolve_parts(load: loads.Load, given: Mapping[str, loads.Load]) -> dict[str
 
 
 class SimulatedInstance:
-    """One MIG instance of the scenario."""
-
     def __init__(self, stage: ScenarioTime, gpu: ScenarioGpu, instance: ScenarioInstance) -> None:
         self._stage, self._gpu, self._instance = stage, gpu, instance
         slices = max(1, round(gpu.memory_slices * instance.memory / gpu.product.memory))
@@ -150,8 +146,6 @@ class SimulatedInstance:
 
 
 class SimulatedDevice(Device):
-    """One GPU of the scenario."""
-
     def __init__(self, stage: ScenarioTime, gpu: ScenarioGpu) -> None:
         self._stage, self._gpu = stage, gpu
         self.parts = resolve_parts(gpu.load, gpu.parts)
@@ -422,8 +416,6 @@ class SimulatedEvents:
 
 
 class SimulatedBackend:
-    """All GPUs of a scenario."""
-
     name = "simulated"
     vendor = NVIDIA
     is_live = False

@@ -101,7 +101,6 @@ def unnamed(index: int) -> DeviceIdentity:
 
 
 def count_answering(driver: DriverView) -> int:
-    """Returns the number of GPUs that answer."""
     return sum(position.answers for position in driver.positions.values())
 
 

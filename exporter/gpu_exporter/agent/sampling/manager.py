@@ -387,7 +387,6 @@ class DeviceManager:
         return max((loop.interval_s for loop in list(self._loops.values())), default=self._rules.interval_s)
 
     def outcomes(self) -> tuple[CollectorOutcome, ...]:
-        """Returns the outcomes of collectors that work outside the device cycles."""
         events = self._events
         return (events.outcome,) if events is not None and events.outcome is not None else ()
 
@@ -396,7 +395,6 @@ class DeviceManager:
         return self._driver.is_missed or self._is_denied()
 
     def without_persistence(self) -> int:
-        """Returns the number of GPUs with persistence mode off."""
         return sum(not on for on in list(self._persistence.values()))
 
     def error_counts(self) -> Counter[tuple[str, str]]:

@@ -177,7 +177,6 @@ class Readers:
         return DriverUnavailable(f"the driver did not answer within {self._timeout_s:g} s")
 
     def snapshots(self) -> list[DeviceSnapshot]:
-        """Returns the snapshots of the GPUs that were read so far."""
         return [reader.snapshot for reader in self.each if reader.snapshot is not None]
 
     def observe(self) -> DriverView:
@@ -207,7 +206,6 @@ class Readers:
         return ()
 
     def without_persistence(self) -> int:
-        """Returns the number of GPUs with persistence mode off."""
         return sum(reader.persistence_off for reader in self.each)
 
     def _open(self) -> None:

@@ -38,7 +38,6 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Delivers the result. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     files = options.policies or [options.config_file]

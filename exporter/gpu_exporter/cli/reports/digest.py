@@ -21,7 +21,6 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Delivers the digest. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     settings = read_config(parser, options.config_file).settings

@@ -22,7 +22,6 @@ REST_MAX = 100.0
 
 
 def add_view(parser: Parser, by: tuple[str, ...]) -> None:
-    """Adds the flags for the groups and the length of the tables."""
     parser.flag(
         "--by",
         choices=by,
@@ -73,7 +72,6 @@ def add_prices(parser: Parser) -> None:
 
 
 def add_history(parser: Parser) -> None:
-    """Adds the flags for the way in which a history is read."""
     parser.flag(
         "--keep",
         dest="kept",
@@ -91,7 +89,6 @@ def add_history(parser: Parser) -> None:
 
 
 def add_delivery(parser: Parser) -> None:
-    """Adds the flags for a file and for a mail."""
     parser.flag("--output", type=Path, help="file to replace, in place of standard output")
     parser.flag(
         "--mail.smtp",

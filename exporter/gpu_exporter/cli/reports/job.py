@@ -47,7 +47,6 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Prints the report. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     from gpu_exporter.reports.jobs.names import FORMS as NAMES

@@ -63,7 +63,6 @@ def build_parser() -> Parser:
 
 
 def run(given: list[str]) -> int:
-    """Delivers the report. Returns the exit code."""
     parser = build_parser()
     options = parser.read(given)
     settings = read_config(parser, options.config_file).settings

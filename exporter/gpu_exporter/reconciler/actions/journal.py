@@ -51,7 +51,6 @@ class Journal:
         self._write([*entries, entry])
 
     def complete(self, ident: str, told: str) -> None:
-        """Writes the result of an entry, or ENDING."""
         self._write(with_result(each, told) if each.ident == ident else each for each in self.read())
 
     def note_used(self, used: Collection[tuple[str, str]]) -> None:
@@ -63,7 +62,6 @@ class Journal:
 
 
 def with_result(entry: Entry, told: str) -> Entry:
-    """Returns the entry with its result, or with ENDING."""
     return entry._replace(told=told, ends=entry.ends if told == ENDING else ())
 
 

@@ -71,7 +71,6 @@ class ActionLimits:
             raise Refused("limit", f"this cycle has read {TARGETS_MAX} targets; the next cycle continues")
 
     def note_reading(self, title: str) -> None:
-        """Notes that this target is read now."""
         self._reads_left -= 1
         self._read_at[title] = self._clock.monotonic()
 

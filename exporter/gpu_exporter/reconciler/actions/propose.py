@@ -53,7 +53,6 @@ class Proposal(NamedTuple):
 
     @property
     def members(self) -> frozenset[HolderName]:
-        """The holders, and all members of their gangs."""
         around = (decision.around for decision in self.decisions)
         return self.names.union(member.name for each in around if each is not None for member in each.members)
 

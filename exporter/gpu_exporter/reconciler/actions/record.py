@@ -115,12 +115,10 @@ class Record:
         self._is_changed, self._saved_at = True, -math.inf  # monotonic
 
     def names(self) -> set[HolderName]:
-        """See DecisionLog.names."""
         self._load()
         return self.watches.names()
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """See DecisionLog.note."""
         self._load()
         if not self._is_loaded:
             return  # an existing record that could not be read must not be overwritten
@@ -131,12 +129,10 @@ class Record:
         self._save()
 
     def count_decision(self, account: Account) -> None:
-        """See OutcomeObserver.count_decision."""
         self._count(account, DECIDED)
         self._telemetry.count_decision(account)
 
     def count_outcome(self, account: Account, outcome: str) -> None:
-        """See OutcomeObserver.count_outcome."""
         self._count(account, outcome)
         self._telemetry.count_outcome(account, outcome)
 
@@ -175,7 +171,6 @@ class Record:
         return due
 
     def note_resumed(self, entry: Entry) -> None:
-        """Counts an action whose target was resumed by its owner."""
         self._acts.pop(entry.ident, None)
         self._count(Account(*entry.record), RESUMED)
 

@@ -94,7 +94,6 @@ class ExporterSource:
         self._host: dict[Key, tuple[float, float]] = {}  # when a value was last published (wall), and the value
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        """Reads every holder of every exporter, whether the holder is in `marked` or not."""
         wall = self._clock.wall()
         pages: list[_Page] = []
         errors: list[AnswerError] = []

@@ -94,7 +94,6 @@ class PodMarker:
 
     @property
     def odd(self) -> Mapping[tuple[str, str], int]:
-        """See Marker.odd."""
         return self.api.odd
 
     def survey(

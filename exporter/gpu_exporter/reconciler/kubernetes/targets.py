@@ -109,7 +109,6 @@ class TargetReader:
         self._resources = resources
 
     def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
-        """See Actor.read."""
         until = self._clock.monotonic() + WITHIN_S
         look = self._owners.look(namespace, until)
         link = Link(f"{reference.group}/{reference.version}", reference.kind, reference.name, reference.uid)

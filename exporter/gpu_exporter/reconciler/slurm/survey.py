@@ -37,7 +37,6 @@ REQUEUES_MAX = 1  # restarts of one job by any cause: a job that stages data for
 
 
 def describe(job: LiveJob, jobs: Collection[LiveJob], policy: Policy) -> Surroundings:
-    """Returns the surroundings of a job among all `jobs`."""
     kind, kind_why = _kind(job)
     siblings = [each for each in jobs if job.leader and each.leader == job.leader and not each.has_ended]
     components = siblings or [job]

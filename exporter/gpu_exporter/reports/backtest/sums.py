@@ -92,7 +92,6 @@ class Figures:
     match: str = ""
 
     def add(self, each: Measured) -> None:
-        """Adds one decision."""
         fate, is_back, is_sure = each.fate, each.is_back, each.is_sure
         self.decisions += 1
         self.fates[fate] += 1
@@ -201,7 +200,6 @@ class Sums:
         self._gangs, self._start, self._price_of = gangs, start, price_of
 
     def add(self, figures: Figures, each: Replayed) -> None:
-        """Adds a decision to these figures."""
         figures.add(measure(each, self._price_of))
 
     def tally(self, book: Rulebook, floor: int, *, is_trusted: bool = False) -> Tally:

@@ -48,7 +48,6 @@ class JobHistory:
         self._since_s, self._now = since_s, math.floor(now)
 
     def read(self, asked: AskedJob) -> list[JobRun]:
-        """Returns the runs of the job."""
         found = self._find(asked)
         if found is None:
             return []

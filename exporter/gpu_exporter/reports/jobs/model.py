@@ -211,7 +211,6 @@ def add_up(runs: Iterable[JobRun]) -> GpuSums:
 
 
 def add_up_gpus(gpus: Sequence[GpuUse]) -> GpuSums:
-    """Returns the sums of these GPUs."""
     held, observed, busy, idle, stalled = (sum(getattr(gpu, f"{name}_s") for gpu in gpus) for name in SUMS)
     energies = [gpu.energy_j for gpu in gpus if gpu.energy_j is not None]
     energy = sum(energies) if gpus and len(energies) == len(gpus) else None

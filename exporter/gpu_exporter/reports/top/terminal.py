@@ -110,7 +110,6 @@ class _KeyReader:
             self._over.wait(self._interval_s)
 
     def end(self) -> None:
-        """Stops reading."""
         self._over.set()
 
 

@@ -83,7 +83,6 @@ class GpmWindows:
                 window.free()
 
     def free(self) -> None:
-        """Frees the buffers of all windows."""
         self.forget(list(self._windows))
 
 

@@ -107,7 +107,6 @@ class PodSurveyor:
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
-        """See Surveyor.survey."""
         now = self._clock.monotonic()
         wanted: dict[str, set[str]] = {}
         for name in names:

@@ -271,7 +271,6 @@ class LeaseTexts:
         self._seen: Json | None = None
 
     def read_text(self, key: str) -> str:
-        """See TextPlace.read_text."""
         read = self._api.coordination.read_namespaced_lease
         try:
             self._seen = self._api.call(read, self._name, self._namespace, timeout_s=REQUEST_S)
@@ -307,7 +306,6 @@ class LeasePause:
         self._title = f"Lease {namespace}/{name}"
 
     def read_pause(self) -> PauseNote | None:
-        """See PausePlace.read_pause."""
         try:
             read = self._api.coordination.read_namespaced_lease
             notes = self._api.call(read, self._name, self._namespace, keep=_annotations)
