@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from gpu_exporter.cli.commands import COMMANDS, SERVE
-from gpu_exporter.cli.parser import Parser, add_help
+from gpu_exporter.cli.parser import Options, Parser, add_help
 
 LISTED = {**{name: command.summary for name, command in COMMANDS.items()}, "help": "print the help of a command"}
 # Where no word matches, as for the value of most flags, both shells complete the names of files.
@@ -52,8 +52,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
-    options = build_parser().read(given)
+def run(parser: Parser, options: Options) -> int:
     sys.stdout.write(render_bash() if options.shell == "bash" else render_zsh())
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gpu_exporter.cli.parser import Parser, add_help
+from gpu_exporter.cli.parser import Options, Parser, add_help
 
 FOLDER = Path(__file__).resolve().parents[1] / "contrib"
 
@@ -23,7 +23,6 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
-    build_parser().read(given)
+def run(parser: Parser, options: Options) -> int:
     sys.stdout.write(f"{FOLDER}\n")
     return 0

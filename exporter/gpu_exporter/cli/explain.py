@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_exporter.cli.arguments import moment
-from gpu_exporter.cli.parser import Parser, add_format, add_general, read_config
+from gpu_exporter.cli.parser import Options, Parser, add_format, add_general, read_config
 from gpu_exporter.cli.reconciler_flags import (
     add_exporters,
     add_pause_places,
@@ -57,9 +57,7 @@ def add_question(parser: Parser) -> None:
     add_format(parser)
 
 
-def run(given: list[str]) -> int:
-    parser = build_parser()
-    options = parser.read(given)
+def run(parser: Parser, options: Options) -> int:
     holder = " ".join(options.holder)
     if not holder:
         parser.error("name a holder: NAMESPACE/POD, POD, job/ID, the UUID of its GPU, or NODE:INDEX")
