@@ -30,7 +30,14 @@ def build_parser() -> Parser:
         nargs="*",
         help="NAMESPACE/POD, POD, job/ID (also job/ARRAY_TASK, job/LEADER+OFFSET), UUID of a GPU, or NODE:INDEX",
     )
-    add_question(parser)
+    parser.flag(
+        "--at",
+        type=moment,
+        is_verb=True,
+        metavar="TIME",
+        help="time of the decision: 2027-01-15T18:00:00Z, or 3h for three hours ago (default: now)",
+    )
+    add_format(parser)
     parser.flag(
         "--audit.file",
         dest="audit",
@@ -43,18 +50,6 @@ def build_parser() -> Parser:
     add_pause_places(parser)
     add_general(parser)
     return parser
-
-
-def add_question(parser: Parser) -> None:
-    """Adds the flags for the time of the decision and for the output format."""
-    parser.flag(
-        "--at",
-        type=moment,
-        is_verb=True,
-        metavar="TIME",
-        help="time of the decision: 2027-01-15T18:00:00Z, or 3h for three hours ago (default: now)",
-    )
-    add_format(parser)
 
 
 def run(parser: Parser, options: Options) -> int:

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from gpu_exporter.reconciler.decision.policy import MARKED, SHARING, Decision
 from gpu_exporter.reconciler.decision.stalls import SPINNING, STALLED
@@ -24,9 +24,12 @@ STAGES_MAX = 30_000  # series; normally a tenth of 100,000 allocations is idle a
 class Rows(Collector):
     """One family of metrics. `rows`: its numbers by the values of its labels; without rows, it has no series."""
 
-    def __init__(self, family: type[Family], name: str, text: str, labels: Sequence[str] = ()) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, family: type[Family], name: str, text: str, labels: Sequence[str] = ()
+    ) -> None:
         self._make = partial(family, name, text, labels=labels)
         self.rows: Mapping[tuple[str, ...], float] = {}
+        registry.register(self)
 
     def collect(self) -> Iterator[Family]:
         family = self._make()
@@ -41,9 +44,10 @@ class Stages:
     The alerts to owners use these series, so that only the reconciler decides.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("scheduler", "namespace", "pod", "job_id")
         self.stages = Rows(
+            registry,
             GaugeMetricFamily,
             "gpu_reconciler_allocation_stage",
             "Stage of a pod or job after the last cycle, also in a dry run, always 1. stalled (of a server: "
@@ -51,6 +55,7 @@ class Stages:
             (*labels, "stage"),
         )
         self.rises = Rows(
+            registry,
             GaugeMetricFamily,
             "gpu_reconciler_allocation_underused_timestamp_seconds",
             "Unix time at which a candidate becomes underused if its GPUs stay idle. Absent if an opt-out or a "

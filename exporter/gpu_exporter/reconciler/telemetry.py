@@ -121,22 +121,20 @@ class Telemetry:
             registry=self.registry,
             buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60),
         )
-        self._success = Rows(  # absent until the first success: 0 would mean a success in 1970
-            GaugeMetricFamily,
+        rows = partial(Rows, self.registry, GaugeMetricFamily)
+        self._success = rows(  # absent until the first success: 0 would mean a success in 1970
             "gpu_reconciler_last_success_timestamp_seconds",
             "Unix time of the end of the last cycle that had complete evidence.",
         )
-        self._stages = Stages()
+        self._stages = Stages(self.registry)
         # Absent while Slurm does not answer, and on sites without Slurm: 0 would mean that no job waits.
-        self._pending = Rows(
-            GaugeMetricFamily,
+        self._pending = rows(
             "gpu_demand_pending_gpus",
             "GPUs that pending Slurm jobs wait for (reasons Resources and Priority), by partition. A job that asks for "
             "several partitions counts in each of them.",
             ("pool",),
         )
-        self._counted = Rows(
-            GaugeMetricFamily,
+        self._counted = rows(
             "gpu_demand_counted_gpus",
             "Part of gpu_demand_pending_gpus for which the reconciler may take GPUs back: at most "
             "alerts.demand_pod_max for each job and alerts.demand_tenant_max for each account. A job of "
@@ -144,14 +142,12 @@ class Telemetry:
             ("pool",),
         )
         self._odd_objects = Rows(
+            self.registry,
             CounterMetricFamily,
             "gpu_reconciler_odd_objects",
             "How often an object was left out of a list because it was malformed or too large, by kind and reason.",
             ("kind", "reason"),
         )
-        families = (self._success, self._stages.stages, self._stages.rises, self._pending, self._counted)
-        for family in (*families, self._odd_objects):
-            self.registry.register(family)
         self._foreign = gauge(
             "gpu_reconciler_foreign_marks",
             "Pods with the label of a mark that the reconciler did not set and does not change: the pod has "
