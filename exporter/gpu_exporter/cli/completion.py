@@ -29,7 +29,7 @@ local command=$words[2]
 local -a commands=(@COMMANDS@)
 if (( CURRENT == 2 )) || [[ $command == -* ]]; then
     command=
-    _describe command commands
+    (( CURRENT > 2 )) || _describe command commands
 else
     shift words
     (( CURRENT-- ))
@@ -79,8 +79,9 @@ def render_zsh() -> str:
     cases = []
     for name, actions in list_actions():
         specs = [_describe(flag, action) for action in actions for flag in action.option_strings]
-        words = " ".join(word for action in actions if not action.option_strings for word in _choices(action))
-        specs += [f"*:argument:({words})" if words else "*:file:_files"] if name else []
+        for action in actions:
+            if not action.option_strings:
+                specs.append(f"*:{action.metavar or action.dest}:{_values(action)}")
         cases.append(f"{quote(name)}) _arguments {' '.join(map(quote, specs))} ;;\n")
     commands = " ".join(quote(f"{name}:{summary}") for name, summary in LISTED.items())
     return ZSH.replace("@COMMANDS@", commands).replace("@CASES@", "".join(cases))
@@ -104,5 +105,8 @@ def _describe(flag: str, action: argparse.Action) -> str:
     )
     if action.nargs == 0:
         return f"*{flag}[{about}]"
-    values = f"({' '.join(_choices(action))})" if action.choices else "_files"
-    return f"*{flag}=[{about}]:{metavar}:{values}"
+    return f"*{flag}=[{about}]:{metavar}:{_values(action)}"
+
+
+def _values(action: argparse.Action) -> str:
+    return f"({' '.join(_choices(action))})" if action.choices else "_files"
