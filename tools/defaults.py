@@ -31,9 +31,7 @@ def class_of(section: str) -> str:
 
 
 def render_defaults(text: str) -> str:
-    """Returns named tuples with the settings of defaults.yaml, so that a start needs no YAML parser, and mypy checks
-    every key.
-    """
+    """Returns named tuples with the settings of defaults.yaml, so that a start parses no YAML, and mypy checks keys."""
     sections = yaml.safe_load(text)
     out = [HEAD]
     for section, keys in sections.items():

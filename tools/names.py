@@ -120,9 +120,7 @@ def _keys() -> Iterator[str]:
 
 
 class Changelog(NamedTuple):
-    """Parts of CHANGELOG.md: the text below Unreleased, the newest version with its heading, and the text below that
-    heading.
-    """
+    """Parts of CHANGELOG.md: the text below Unreleased, the newest version with its heading, and the text below it."""
 
     unreleased: str
     version: str

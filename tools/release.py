@@ -108,9 +108,7 @@ def download() -> None:
 
 
 def for_image(machine: str) -> list[str]:
-    """Returns options with which pip resolves as in the Dockerfile's image on this machine: only wheels, no
-    compiler.
-    """
+    """Returns options with which pip resolves as in the Dockerfile's image on this machine: only wheels."""
     kinds = [f"--abi={abi}" for abi in (f"cp{IMAGE_PYTHON}", "abi3", "none")]
     platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(17, 37)]
     python = f"{IMAGE_PYTHON[0]}.{IMAGE_PYTHON[1:]}"
@@ -165,9 +163,7 @@ def chart() -> None:
 
 
 def sbom() -> None:
-    """Writes an SBOM for each image: its Python packages with their licences. Raises ReleaseError if a licence is
-    missing.
-    """
+    """Writes an SBOM for each image: its Python packages with their licences. Raises ReleaseError without a licence."""
     wheel = find_wheel("gpu_exporter")
     for part, extras in PARTS.items():
         with tempfile.TemporaryDirectory() as folder:

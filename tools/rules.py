@@ -41,9 +41,7 @@ class BuildError(ValueError):
 
 
 def read_parameters(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Returns each parameter as a text and as seconds or a number. Raises BuildError for an unknown or invalid
-    override.
-    """
+    """Returns each parameter as a text and as seconds or a number. Raises BuildError for an invalid override."""
     values: dict[str, tuple[str, str]] = {}
     defaults = alerts._asdict()
     unknown = sorted(set(overrides) - set(defaults))

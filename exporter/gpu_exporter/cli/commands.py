@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """One command. `module`: its module in this folder, loaded when it runs. `summary`: its text in the list of
-    commands.
-    """
+    """One command. `module`: in this folder, loaded when it runs. `summary`: its text in the list of commands."""
 
     module: str
     summary: str

@@ -183,9 +183,7 @@ def build_evidence(
 
 
 def find_targets(options: argparse.Namespace, *, condition: bool = False) -> Targets:
-    """Returns the places where pods and jobs are read and marked. `condition`: pods get a condition in addition to
-    their label.
-    """
+    """Returns the places where pods and jobs are read and marked. `condition`: also set a condition on pods."""
     from gpu_exporter.reconciler.runtime.targets import Targets
 
     return Targets(options.kubernetes, options.kubeconfig, options.slurm, options.resources, condition, options.field)

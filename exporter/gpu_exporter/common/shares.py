@@ -34,7 +34,5 @@ def count_slices(board_slices: int, parts: Iterable[float]) -> float:
 
 
 def board_share(slices: float, whole: float, holders: int = 1) -> float:
-    """Returns a holder's share of the board, 0 to 1: `holders` share a unit with `slices` of the board's `whole`
-    slices.
-    """
+    """Returns a holder's share of a board: `holders` share a unit with `slices` of the board's `whole` slices."""
     return slices / whole / holders

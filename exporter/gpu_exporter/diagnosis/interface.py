@@ -108,9 +108,7 @@ class NodeDiagnosis:
         gather: Callable[[], Standings],
         works: HostWorks | None = None,
     ) -> None:
-        """`gather`: returns the present state of the node. `works`: holders' use of CPUs and disks, None if it is not
-        read.
-        """
+        """`gather`: returns the present state of the node. `works`: holders' use of CPUs and disks, None if unread."""
         self._node, self._gather, self._clock, self._works = node, gather, clock, works
         self.loop = DiagnosisLoop(settings, self._describe, clock)
         self._looks = NodeEvidence()

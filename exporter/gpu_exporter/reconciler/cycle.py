@@ -199,9 +199,7 @@ class ReconcileCycle:
         return [d for d in decisions if d.name.scheduler in self._markers and d.name.scheduler not in unlisted]
 
     def _list_marks(self) -> tuple[list[Mark], dict[str, str]]:
-        """All marks, and the error of each scheduler whose marks cannot be read. Nothing is written to such a
-        scheduler.
-        """
+        """All marks, and the error of each scheduler whose marks cannot be read. Nothing is written there."""
         marks: list[Mark] = []
         unlisted: dict[str, str] = {}
         for marker in self._markers.values():

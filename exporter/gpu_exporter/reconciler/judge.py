@@ -44,9 +44,7 @@ class DecisionLog(Protocol):
         """Returns the holders that the next query must include."""
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """Takes the decisions of a cycle, before the brakes. `wall`: time of the evidence (Unix seconds). Raises
-        nothing.
-        """
+        """Takes the decisions of a cycle, before the brakes. `wall`: of the evidence (Unix seconds). Raises nothing."""
 
 
 class Judge:

@@ -1,6 +1,4 @@
-"""A backend that simulates a scenario in the exporter's process, on the given clock. Used for the demo
-and for tests.
-"""
+"""A backend that simulates a scenario in the exporter's process, on the given clock. For demo and tests."""
 
 from __future__ import annotations
 
@@ -117,9 +115,7 @@ class ScenarioTime:
 
 
 def resolve_parts(load: loads.Load, given: Mapping[str, loads.Load]) -> dict[str, loads.Load]:
-    """Returns the load of every part: the scenario's own load for it, else a load derived from the
-    main load, else 0.
-    """
+    """Returns the load of every part: its own load in the scenario, else one derived from the main load, else 0."""
     parts: dict[str, loads.Load] = {name: loads.Constant(0.0) for name in ("encoder", "decoder", "jpeg", "ofa")}
     parts["nvlink"] = loads.Constant(0.0)
     parts.update((name, Scaled(load, factor)) for name, factor in FOLLOWS.items())
@@ -376,9 +372,7 @@ class SimulatedDevice(Device):
 
 
 class Partitioned:
-    """The load of a board with MIG: the sum of the instances' loads, each multiplied by its share of the board's
-    slices.
-    """
+    """The load of a board with MIG: the sum of its instances' loads, each times its share of the board's slices."""
 
     def __init__(self, instances: Sequence[ScenarioInstance], board_slices: int) -> None:
         self._instances = instances

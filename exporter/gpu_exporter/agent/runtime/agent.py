@@ -158,9 +158,7 @@ class Agent:
         return False, "first cycle is not complete yet"
 
     def version(self) -> tuple[int, int]:
-        """Returns a value that changes with every snapshot and poll, and every second, because the ages in the view
-        grow.
-        """
+        """Returns a value that changes with every snapshot and poll, and every second, as ages in the view grow."""
         return self.node.version(), int(self._clock.monotonic())
 
     def view(self) -> View:

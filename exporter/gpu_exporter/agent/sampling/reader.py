@@ -146,9 +146,7 @@ class Readers:
             start(self._thread)
 
     def wait_open(self) -> None:
-        """Waits until the driver is open or has failed (`fault` is the reason). Raises DriverUnavailable after the
-        deadline.
-        """
+        """Waits until the driver is open or has failed (`fault` is the reason). Raises DriverUnavailable if late."""
         self.start()
         assert self._thread is not None
         self._thread.join(max(0.0, self.deadline - self._clock.monotonic()))

@@ -133,9 +133,7 @@ def _positive(text: str) -> int:
 def build_wish(
     parser: Parser, options: argparse.Namespace, alerts: Alerts, *, has_trend: bool = False
 ) -> tuple[Client, Wish]:
-    """Builds the client for the server with the history, and the request for a report. Ends the process if flags are
-    invalid.
-    """
+    """Builds client and request of a report from a history. Ends the process if flags are invalid."""
     from gpu_exporter.common.clock import SYSTEM_CLOCK
     from gpu_exporter.reports.history.kept import Folder
     from gpu_exporter.reports.usage.prices import refuse_twice

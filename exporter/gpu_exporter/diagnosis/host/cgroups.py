@@ -79,9 +79,7 @@ class Cgroups:
         return found
 
     def _look(self, wanted: Collection[Who]) -> tuple[dict[Who, PurePosixPath], bool]:
-        """Returns the result of `find`, and whether the holders that are missing in it certainly have no cgroup below
-        the root.
-        """
+        """Returns the result of `find`, and whether the holders missing in it certainly have no cgroup."""
         base = self.files.tree(CPUACCT)
         found: dict[Who, PurePosixPath] = {}
         if base is None:

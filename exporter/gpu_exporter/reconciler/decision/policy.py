@@ -409,9 +409,7 @@ def _name_cores(units: Sequence[UnitEvidence]) -> str:
 
 
 def _other_work(units: Sequence[UnitEvidence]) -> str:
-    """Returns the work of a holder outside its GPUs, in words, from its published causes; "" if no such cause is
-    published.
-    """
+    """Returns the work of a holder outside its GPUs, in words, from its published causes; "" without such a cause."""
     works = next((cause.name for unit in units for cause in unit.causes if cause.name in WORK_ELSEWHERE), "")
     return f"is busy outside its GPUs (cause {works})" if works else ""
 

@@ -127,9 +127,7 @@ class PodActor:
         raise AssertionError("unreachable")
 
     def _read_again(self, lever: Lever, conflict: MarkError) -> Json:
-        """Returns the present lever, in the form of TargetReader. Raises MarkError, `conflict` if it is gone or
-        unreadable.
-        """
+        """Returns the present lever, as TargetReader does. Raises MarkError, `conflict` if it is gone or unreadable."""
         group, version, namespace, _, name = lever.place
         link = Link(f"{group}/{version}", lever.kind, name, lever.reference.uid)
         found = self._owners.look(namespace, self._clock.monotonic() + AGAIN_S).read(link)

@@ -416,9 +416,7 @@ def _above(found: Json, title: str) -> str:
 
 
 def _obstacle(live: Json, title: str) -> Skipped | None:
-    """Returns the reason why an object cannot be suspended or stopped: it is being deleted, ended or suspended
-    already.
-    """
+    """Returns why an object cannot be suspended or stopped: it is being deleted, ended or suspended already."""
     metadata, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
     if metadata.get("deletionTimestamp"):
         return Skipped("terminating", f"{title} is being deleted")

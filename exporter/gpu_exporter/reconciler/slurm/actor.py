@@ -135,9 +135,7 @@ class JobActor:
         return Part(name, job.incarnation, units, waits=waits, wish=wish, grace_s=self._marker.kill_wait_s)
 
     def _read_again(self, before: Sequence[LiveJob]) -> list[LiveJob]:
-        """Reads the components again. Raises Refused if more than a mark has changed, e.g. if a component was
-        restarted.
-        """
+        """Reads the components again. Raises Refused if more than a mark has changed, e.g. if one was restarted."""
         now = [self._marker.read(job.job_id) for job in before]
         if [_fixed(job) for job in now] != [_fixed(job) for job in before]:
             raise Refused(

@@ -129,9 +129,7 @@ class Tenure:
         return records[bisect_right(records, wall, key=itemgetter(0)) - 1][1]
 
     def record_gaps(self, floor: int) -> Sequence[tuple[float, float]]:
-        """Lists how the longest idle run grew: pairs of a time (Unix seconds), and the longest run from then on
-        (seconds).
-        """
+        """Lists how the longest idle run grew: a time (Unix seconds), and the longest run from then on (seconds)."""
         found = self.records.get(floor)
         if found is None:
             found = self.records[floor] = [(-math.inf, self.longest_gap_s)]
@@ -167,9 +165,7 @@ class HolderLife:
         return max(each.end for each in self.tenures)
 
     def gpus_at(self, wall: float) -> float:
-        """Returns the number of whole GPUs that the holder has at this time. A MIG instance or a shared GPU counts by
-        its share.
-        """
+        """Returns the number of whole GPUs that the holder has at this time. A part of a GPU counts by its share."""
         held = {(each.uuid, each.mig): each.share for each in self.tenures if each.start <= wall < each.end}
         return sum(held.values())
 

@@ -80,9 +80,7 @@ def read_records(asked: AskedJob, directory: Path) -> tuple[list[JobRun], list[s
 
 
 def _readable(directory: Path) -> list[Path]:
-    """Returns the record files that this user may read. Only root can list the directory, so the user's own file is
-    tried too.
-    """
+    """Returns the record files that this user may read. Only root can list the directory: also tries the user's own."""
     try:
         paths = sorted(directory.glob("[0-9]*.jsonl"))
     except OSError:

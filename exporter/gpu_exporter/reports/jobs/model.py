@@ -232,9 +232,7 @@ def percentile(gpus: Iterable[GpuUse], share: float) -> float | None:
 
 
 def course(gpus: Sequence[GpuUse], parts: int) -> list[float | None]:
-    """Returns the mean utilization in `parts` equal parts of the time from the first start to the last end. None is
-    unknown.
-    """
+    """Returns the mean utilization in `parts` equal parts of the time from first start to last end. None: unknown."""
     slots = [slot for gpu in gpus for slot in gpu.slots]
     if not slots:
         return []

@@ -223,9 +223,7 @@ class KubeletSource:
         return self._lives.are_there({self._uids[name] for name in missing if self._uids.get(name)})
 
     def _identify(self) -> tuple[int, int] | None:
-        """Returns the inode and time of the kubelet's socket. Both change when the kubelet restarts and makes a new
-        socket.
-        """
+        """Returns the inode and time of the kubelet's socket. Both change when the kubelet restarts."""
         try:
             status = self._socket.stat()
         except OSError:

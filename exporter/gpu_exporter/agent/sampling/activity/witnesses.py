@@ -274,9 +274,7 @@ class LinkTraffic:
 
 
 class Power:
-    """The GPU's power: active if its present value or its mean since the last cycle is clearly above
-    the power at rest.
-    """
+    """The GPU's power: active if its present value or its mean since the last cycle is clearly above rest."""
 
     name = "power"
 

@@ -180,9 +180,7 @@ class Lease:
         self._see(held, began, trouble)
 
     def _see(self, held: Json | None, began: float, trouble: str) -> None:
-        """Notes the answer to a request. `held`: the Lease; None if another process holds it. `began`: monotonic
-        seconds.
-        """
+        """Notes the answer to a request. `held`: the Lease; None if another holds it. `began`: monotonic seconds."""
         with self._lock:
             was = self._renewed is not None
             self._held = held if not self._is_released else None

@@ -81,9 +81,7 @@ class ListReader(Generic[T]):
         self.token = ""
 
     def __iter__(self) -> Iterator[T]:
-        """Yields the result of `keep` for each item. Raises NotJson, and each error that the iteration over the chunks
-        raises.
-        """
+        """Yields the result of `keep` for each item. Raises NotJson, and each error of the iteration over chunks."""
         is_list = False
         for key in self._keys():
             if key == "items" and self._peek() == "[":
