@@ -27,9 +27,7 @@ def divide_gpu_instance(slices: int, compute: Sequence[int]) -> list[float]:
 
 
 def count_slices(board_slices: int, parts: Iterable[float]) -> float:
-    """Returns the divisor for shares: the larger of the board's slices and the sum of `parts`, so that no share exceeds
-    1.
-    """
+    """Returns the divisor of shares: the larger of the board's slices and the sum of `parts`, so no share exceeds 1."""
     return max(float(board_slices), sum(parts))
 
 

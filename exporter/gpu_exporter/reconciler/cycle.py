@@ -257,9 +257,7 @@ class ReconcileCycle:
         self.standing.pop(mark.name, None)
 
     def _write_all(self, decisions: Sequence[Decision], wall: float) -> set[HolderName]:
-        """Sets marks while the evidence of `wall` is fresh; a slow API server can make it stale. Returns the marked
-        holders.
-        """
+        """Sets marks while the evidence of `wall` is fresh; slow writes make it stale. Returns the marked holders."""
         written: set[HolderName] = set()
         refusals: dict[HolderName, str] = {}
         now = self._clock.monotonic()

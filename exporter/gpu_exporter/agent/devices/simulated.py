@@ -99,9 +99,7 @@ class ScenarioTime:
     def read_gpm(
         self, uuid: str, parts: Mapping[str, loads.Load], rates: Mapping[str, float], *, with_engines: bool = False
     ) -> Gpm | None:
-        """Returns the mean GPM values since the last read of `uuid`. `rates`: bytes per second at full load, both
-        directions.
-        """
+        """Returns mean GPM values since the last read of `uuid`. `rates`: bytes per second at full load, both ways."""
         now = self.now()
         since = self.gpm_seen.get(uuid)
         self.gpm_seen[uuid] = now

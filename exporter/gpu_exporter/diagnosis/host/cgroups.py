@@ -55,9 +55,7 @@ class Cgroups:
         return self._look(wanted)[0]
 
     def list_pods(self, wanted: Set[str]) -> Mapping[str, PurePosixPath] | None:
-        """Returns the cgroups of the pods in `wanted` (UIDs); None if not all cgroups below the root could be
-        checked.
-        """
+        """Returns the cgroups of the pods in `wanted` (UIDs); None if not all cgroups could be checked."""
         found, is_all = self._look([("pod", uid) for uid in wanted])
         return {uid: place for (_, uid), place in found.items()} if is_all else None
 

@@ -131,9 +131,7 @@ class Decision(NamedTuple):
         return self.name == asked or text in (str(self.name), self.name.name)
 
     def holds(self, given: int) -> bool:
-        """Returns whether the evidence covers all GPUs that the scheduler gave the holder. Replicas of one GPU count as
-        one GPU.
-        """
+        """Returns whether the evidence covers all GPUs that the scheduler gave the holder. Replicas count as one."""
         if self.held is None:
             return False
         are_replicas = bool(self.units) and all(unit.is_shared for unit in self.units)

@@ -375,9 +375,7 @@ def _counts(value: Any) -> Any:
 
 
 def _below_pods(members: Sequence[PodView], dependents: Sequence[tuple[PodView, frozenset[str]]]) -> list[str]:
-    """Returns the pods that the garbage collector deletes after the members, because one of their owners is a pod that
-    ends.
-    """
+    """Returns the pods that the garbage collector deletes after the members, as an owner is a pod that ends."""
     ending = {str(pod.metadata["uid"]) for pod in members}
     own, found = frozenset(ending), list[str]()
     left = [(pod, above) for pod, above in dependents if str(pod.metadata["uid"]) not in own]

@@ -85,9 +85,7 @@ class Tenure:
         return overlap_s(self.gaps, start, end) + overlap_s(self.thin, start, end)
 
     def first_work(self, after: float, floor: int) -> float | None:
-        """Returns when the unit first worked after `after`, None if never. An idle time shorter than SHORT_S counts as
-        work.
-        """
+        """Returns when the unit first worked after `after`, None if never. Idle time below SHORT_S counts as work."""
         quiet = sorted((*((run.start, run.end) for run in self.runs[floor]), *self.gaps))
         at = max(after, self.start)
         for start, end in quiet:
@@ -170,9 +168,7 @@ class HolderLife:
         return sum(held.values())
 
     def evidence(self, wall: float, floor: int, window_s: float, mark: str, *, is_trusted: bool) -> HolderEvidence:
-        """Returns the evidence about this holder at `wall` (Unix seconds), when it has units. `mark`: the stage of its
-        mark.
-        """
+        """Returns the evidence about this holder at `wall` (Unix seconds). `mark`: the stage of its mark."""
         units = tuple(
             each.evidence(wall, floor, window_s, is_trusted=is_trusted)
             for each in self.tenures

@@ -271,9 +271,7 @@ def group_runs(uses: Iterable[tuple[str, GpuUse]]) -> list[tuple[str, list[GpuUs
 
 
 def build_run(raw: str, about: Mapping[str, str], gpus: list[GpuUse], *, is_running: bool) -> JobRun:
-    """Makes a run. Its name is as in squeue: 16_3 for an array task, 104+1 for a component. `about`: labels of the
-    holder.
-    """
+    """Makes a run, named as in squeue: 16_3 for an array task, 104+1 for a component. `about`: labels of the holder."""
     name = raw
     for mark, of, part in (("_", "array_job_id", "array_task_id"), ("+", "het_job_id", "het_job_offset")):
         if about.get(of) and about.get(part):

@@ -173,8 +173,6 @@ def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, wi
 
 
 def _mark(head: str, each: NodeRow) -> tuple[int, int, str] | None:
-    """Returns first and last column of the state in a row of the table, and the state's tone. None without a state
-    column.
-    """
+    """Returns first and last column of the state in a table row, and the state's tone. None without the column."""
     start = head.find("STATE")
     return (start, start + len(each.row.state), each.row.tone) if start >= 0 else None

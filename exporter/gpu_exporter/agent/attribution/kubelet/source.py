@@ -78,9 +78,7 @@ class KubeletSource:
         consumers: Consumers | None = None,
         lives: PodLives | None = None,
     ) -> None:
-        """`consumers`: None to treat every entry as a holder. `lives`: None if ended pods cannot be detected. Raises
-        ValueError.
-        """
+        """`consumers`: None: every entry holds. `lives`: None if ended pods cannot be detected. Raises ValueError."""
         self._ids = DeviceIds(vendor, options.resources)
         self._consumers = consumers or Consumers()
         self._lives = lives

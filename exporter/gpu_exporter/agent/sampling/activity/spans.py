@@ -143,9 +143,7 @@ class ActivityReader:
 
     @staticmethod
     def _count(seen: Mapping[str, Observation]) -> int:
-        """Returns the number of witnesses that can see computation. Media engines do not count: they can only
-        contradict.
-        """
+        """Returns the number of witnesses that see computation. Media engines do not count: they only contradict."""
         return sum(name not in ENGINES and observation is not UNKNOWN for name, observation in seen.items())
 
     def _read_ring(self, cycle: Cycle, until: float, wall: float) -> tuple[Span, ...]:
