@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from gpu_exporter.common.config.values import ACTIONS
@@ -68,14 +68,6 @@ def with_result(entry: Entry, told: str) -> Entry:
 def without_demand(entry: Entry, used: Collection[tuple[str, str]]) -> Entry:
     """Returns the entry without the pools that `used` names for it."""
     return entry._replace(waited_for=tuple(each for each in entry.waited_for if (entry.ident, each[0]) not in used))
-
-
-def begun_within(entries: Sequence[Entry], wall: float, seconds: float = HOUR_S) -> int:
-    """Returns the number of actions that began in the last `seconds` before `wall`.
-
-    An action with a time in the future counts too: a clock was wrong, so the action may be recent.
-    """
-    return sum(wall - entry.wall < seconds for entry in entries)
 
 
 def render(entries: Iterable[Entry]) -> str:

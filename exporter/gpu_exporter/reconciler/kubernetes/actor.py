@@ -95,7 +95,7 @@ class PodActor:
             "uid": target.uid,
         }
         note = f"{text}. To resume it: {entry.undo}. No further action follows while it has the annotation {ACTED}"
-        self._events.record_once(regarding, entry.wall, EVENTS[entry.verb], note, "TakeBack", entry.ident)
+        self._events.record_once(regarding, entry.wall, EVENTS[entry.verb], note, entry.ident)
         if entry.lever != target:  # Kueue may create the Workload again
             self._note(entry)
 
