@@ -6,7 +6,7 @@
     python -m tools.rules --output DIR --recordings
                                             omits the alerts, for sites where Grafana evaluates them
 
-The parameters are the section `alerts` of exporter/gpu_exporter/defaults.yaml. `--config.file` reads a site's values,
+The parameters are the section `alerts` of common/config/defaults.yaml. `--config.file` reads a site's values,
 from the same file that the exporter reads.
 """
 
