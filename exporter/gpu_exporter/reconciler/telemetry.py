@@ -324,7 +324,7 @@ class Telemetry:
         reason.
         `foreign`: the number of objects with a mark label that the reconciler did not set.
         """
-        self._odd_objects.rows = {labels: float(count) for labels, count in counts.items()}
+        self._odd_objects.rows = dict(counts.items())
         self._foreign.set(foreign)
 
     def count_audit_error(self) -> None:
