@@ -58,7 +58,7 @@ def _list_entries(node: str, text: str) -> list[tuple[str, Any, float]]:
 
 
 def read_records(asked: AskedJob, directory: Path) -> tuple[list[JobRun], list[str]]:
-    """Reads the ended runs of the job from the records that this user may read. Also returns texts about the others."""
+    """Reads the ended runs of the job from the records that this user may read. Also returns problems as texts."""
     entries: list[tuple[str, Any, float]] = []
     problems = []
     for path in _readable(directory):
