@@ -52,7 +52,7 @@ def test_the_help_lists_every_command_and_fits_on_two_screens(
     advise("lines of --help", len(out.splitlines()), SCREENS, so="move texts into `more`")
     for name, command in COMMANDS.items():
         assert f"  {name:16} {command.summary}\n" in out
-    found = (path for path in FOLDER.rglob("*.py") if "def run(given" in path.read_text("utf-8"))
+    found = (path for path in FOLDER.rglob("*.py") if "def run(parser: Parser" in path.read_text("utf-8"))
     files = {".".join(path.relative_to(FOLDER).with_suffix("").parts) for path in found}
     assert files == {command.module for command in (SERVE, *COMMANDS.values())}
 
