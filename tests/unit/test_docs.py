@@ -263,6 +263,11 @@ def test_every_decision_is_in_the_index_and_those_that_were_changed_say_by_which
         assert status.startswith(f"changed by [{changed[1]}]") if changed else status == "holds"
 
 
+def test_the_page_of_jobs_shows_a_report_as_the_command_prints_it() -> None:
+    reports = (ROOT / "tests" / "golden" / "job.txt").read_text("utf-8").split("\n\njob ")
+    assert code_blocks(ROOT / "docs" / "jobs.md")[1].rstrip() == reports[0]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_yaml_on_pages_is_valid(page: Path) -> None:
     blocks = re.findall(r"^```yaml\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)

@@ -166,7 +166,7 @@ class Rule(NamedTuple):
 
 
 def rule(
-    states: frozenset[str], needs: str, against: str
+    states: frozenset[str], needs: str, against: str = ""
 ) -> Callable[[Callable[[CauseCase], Cause | Needs | None]], Rule]:
     """Makes a function the `judge` of a rule. The parameters are as in Rule."""
     return lambda judge: Rule(states, judge, needs, against)

@@ -2,7 +2,7 @@
 
 A run of such seconds becomes a stall after `stalls.after`. Any witness of progress ends the run. A witness that was
 never known lowers the confidence by one step. A run ends if a known witness is missing for `gap_max`, because progress
-may have been missed. docs/stalls.md has the sources of the rule, and other loads that look the same.
+may have been missed. docs/stalls.md explains the rule, and lists other loads that look the same.
 """
 
 from __future__ import annotations
