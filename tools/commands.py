@@ -1,4 +1,4 @@
-"""Generates the reference of the commands (docs/commands.md) and the completions for shells from the parsers."""
+"""Generates the reference of the commands (docs/commands.md) from the parsers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import shtab
-
 from gpu_exporter.cli.commands import COMMANDS, SERVE
-from gpu_exporter.cli.completion import SCRIPTS, SHELLS
 from gpu_exporter.cli.parser import Parser
 from gpu_exporter.common.exits import WORDS
 from tools.files import ROOT
@@ -142,30 +139,5 @@ def _escape(text: str) -> str:
     return re.sub(r"([|<>*])", r"\\\1", text)
 
 
-def build_whole_parser() -> argparse.ArgumentParser:
-    """Returns the exporter's own parser with every command as a subparser."""
-    whole: Parser = SERVE.load().build_parser()
-    commands = whole.add_subparsers(metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        commands.choices[name] = command.load().build_parser()
-        commands._choices_actions.append(commands._ChoicesPseudoAction(name, (), command.summary))
-    helper = Parser("help", "Print the help of a command.")
-    helper.add_argument("command", choices=sorted(COMMANDS))
-    commands.choices["help"] = helper
-    commands._choices_actions.append(commands._ChoicesPseudoAction("help", (), "print the help of a command"))
-    for parser in (whole, *commands.choices.values()):
-        for action in parser._actions:
-            if action.metavar in ("FILE", "PATH", "DIR"):
-                action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]
-    return whole
-
-
-def build_completion() -> Mapping[Path, str]:
-    """Returns the completion scripts by path."""
-    parser = build_whole_parser()
-    return {SCRIPTS / name: shtab.complete(parser, shell).rstrip() + "\n" for shell, name in SHELLS.items()}
-
-
 def build_all() -> Mapping[Path, str]:
-    """Returns the page and the completion scripts by path."""
-    return {ROOT / "docs" / "commands.md": render_commands(), **build_completion()}
+    return {ROOT / "docs" / "commands.md": render_commands()}

@@ -428,7 +428,7 @@ def test_a_flood_of_one_tenant_costs_no_day_and_no_watch_of_another(
     record: Record, caplog: pytest.LogCaptureFixture
 ) -> None:
     """900 pods of one namespace, whose names have 253 characters, become underused at the same time."""
-    clock, tally = record._clock, record._observer
+    clock, tally = record._clock, record._telemetry
     assert isinstance(clock, ManualClock) and isinstance(tally, Tally)
     for _ in range(14):
         fill(record, a=(3, 0), b=(3, 0), c=(3, 0), d=(3, 0))

@@ -52,9 +52,7 @@ class WindowReader:
         return tuple(None if value is None else min(1.0, holders * value) for value in values)
 
     def _ended_by(self, unit: UnitTotals | None, idle_run_s: float, stale_s: float) -> tuple[str, ...]:
-        """Returns the witnesses of the unit's last activity. Empty if this activity cannot have ended the last idle
-        run.
-        """
+        """Returns the witnesses of the unit's last activity. Empty if it cannot have ended the last idle run."""
         rules = self._ledger.rules
         if unit is None or unit.last_active_wall is None:
             return ()

@@ -114,9 +114,7 @@ class CauseCase(NamedTuple):
 
     @property
     def has_loaders(self) -> bool:
-        """Whether the holder has processes with PyTorch's name for data loaders. Otherwise, CPU use identifies
-        loaders.
-        """
+        """Whether the holder has processes with PyTorch's name for data loaders. If not, CPU use identifies them."""
         return any(each.named_loaders for each in self.seen)
 
     @property
