@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from math import isfinite
 from typing import NamedTuple, TypeAlias
 
@@ -22,6 +23,15 @@ class Series(NamedTuple):
     family: Family
     label_names: tuple[str, ...]
     rows: list[tuple[tuple[str, ...], float]]
+
+
+PLACES_MAX = 2048  # units and allocations of a node with 16 GPUs in 7 instances each, and of its pods of some minutes
+
+
+@lru_cache(maxsize=PLACES_MAX)
+def _same(*labels: str) -> tuple[str, ...]:
+    """Returns equal labels as the same object, so that rows of two scrapes are compared without each label."""
+    return labels
 
 
 _Value: TypeAlias = "Sample | tuple[Family, tuple[str, ...], float | None]"  # family, further labels, value
@@ -82,7 +92,7 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
     if identity.index == NO_PLACE and not identity.uuid:
         table.add(catalog.GPU_MISSING, (), (), 1.0, (identity.pci_bus_id,))
         return
-    names, place = catalog.DEVICE_LABELS, (identity.label, identity.uuid)
+    names, place = catalog.DEVICE_LABELS, _same(identity.label, identity.uuid)
     info = (
         identity.name,
         identity.driver_version,
@@ -107,7 +117,7 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
         return
     table.add_all(names, place, gpu.snapshot.samples)
     for instance in gpu.snapshot.instances:
-        mig_place = (*place, instance.mig, instance.uuid)
+        mig_place = _same(*place, instance.mig, instance.uuid)
         table.add_all(catalog.MIG_LABELS, mig_place, instance.samples)
         totals = gpu.instance_totals.get(instance.uuid)
         if totals is not None:
@@ -150,7 +160,7 @@ def _add_totals(
 def allocation_place(view: AllocationView) -> tuple[str, ...]:
     """Returns the values of ALLOCATION_LABELS."""
     unit, holder = view.allocation.unit, view.allocation.holder
-    return (
+    return _same(
         view.label or str(view.gpu),
         unit.uuid,
         view.mig,
