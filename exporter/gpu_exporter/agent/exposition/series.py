@@ -286,10 +286,13 @@ def _count_unattributed(view: View) -> int:
 
 def _collector_outcomes(view: View) -> Iterator[tuple[str, float, float]]:
     """Yields the result of each collector over all GPUs: name, 1 (no GPU failed) or 0, longest duration in seconds."""
-    outcomes: dict[str, tuple[bool, float]] = {}
+    longest: dict[str, float] = {}
+    failed: set[str] = set()
     for found in (view.status.outcomes, *(gpu.snapshot.outcomes for gpu in view.gpus)):
-        for outcome in found:
-            success, duration = outcomes.get(outcome.name, (True, 0.0))
-            outcomes[outcome.name] = (success and outcome.success, max(duration, outcome.duration_s))
-    for name, (success, duration) in outcomes.items():
-        yield name, float(success), duration
+        for name, success, duration_s, _ in found:
+            if duration_s > longest.get(name, -1.0):
+                longest[name] = duration_s
+            if not success:
+                failed.add(name)
+    for name, duration_s in longest.items():
+        yield name, float(name not in failed), duration_s

@@ -36,7 +36,7 @@ class _Lines(NamedTuple):
     rows: list[tuple[tuple[str, ...], float]]
     labels: list[tuple[str, ...]]
     prefixes: list[str]
-    text: str
+    text: bytes
 
 
 class TextRenderer:
@@ -44,13 +44,19 @@ class TextRenderer:
 
     def __init__(self) -> None:
         self._kept: dict[str, _Lines] = {}  # by family, of the last call; it has no lines of holders that are gone
-        self._headers: dict[tuple[str, bool], str] = {}
+        self._headers: dict[tuple[str, bool], bytes] = {}
 
     def render(
         self, series: Sequence[Series], *, openmetrics: bool = False, names: frozenset[str] = frozenset()
     ) -> str:
         """Returns the text of `series`. `names`: only these metric families, all if empty."""
-        out: list[str] = []
+        return self.encode(series, openmetrics=openmetrics, names=names).decode()
+
+    def encode(
+        self, series: Sequence[Series], *, openmetrics: bool = False, names: frozenset[str] = frozenset()
+    ) -> bytes:
+        """Returns the same as `render`, in UTF-8."""
+        out: list[bytes] = []
         kept: dict[str, _Lines] = {}
         for each in series:
             family = each.family
@@ -65,15 +71,15 @@ class TextRenderer:
             if lines.rows:
                 out.append(lines.text)
         self._kept = {**self._kept, **kept} if names else kept
-        out += ["# EOF", ""] if openmetrics else [""]
-        return "\n".join(out)
+        out += [b"# EOF", b""] if openmetrics else [b""]
+        return b"\n".join(out)
 
-    def _header(self, name: str, kind: str, text: str, openmetrics: bool) -> str:
+    def _header(self, name: str, kind: str, text: str, openmetrics: bool) -> bytes:
         header = self._headers.get((name, openmetrics))
         if header is None:
             shown = name.removesuffix("_total") if openmetrics and kind == "counter" else name
             escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
-            header = f"# HELP {shown} {escaped}\n# TYPE {shown} {kind}"
+            header = f"# HELP {shown} {escaped}\n# TYPE {shown} {kind}".encode()
             self._headers[name, openmetrics] = header
         return header
 
@@ -88,7 +94,7 @@ def _render_lines(series: Series, before: _Lines | None) -> _Lines:
         name, names = series.family.name, series.label_names
         prefixes = [known.get(each) or _render_prefix(name, names, each) for each in labels]
     lines = [prefix + format_value(value) for prefix, (_, value) in zip(prefixes, series.rows, strict=True)]
-    return _Lines(series.rows, labels, prefixes, "\n".join(lines))
+    return _Lines(series.rows, labels, prefixes, "\n".join(lines).encode())
 
 
 def _render_prefix(name: str, label_names: tuple[str, ...], labels: tuple[str, ...]) -> str:
