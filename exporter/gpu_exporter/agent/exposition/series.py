@@ -25,10 +25,7 @@ class Series(NamedTuple):
     rows: list[tuple[tuple[str, ...], float]]
 
 
-PLACES_MAX = 2048  # units and allocations of a node with 16 GPUs in 7 instances each, and of its pods of some minutes
-
-
-@lru_cache(maxsize=PLACES_MAX)
+@lru_cache(maxsize=2048)  # more than the units and allocations of one node
 def _same(*labels: str) -> tuple[str, ...]:
     """Returns equal labels as the same object, so that rows of two scrapes are compared without each label."""
     return labels
