@@ -72,7 +72,7 @@ class NodeState:
         )
         self._polled: float | None = None  # when every source of holders had answered for the first time
         self._spins = NodeSpins(stall_rules(settings), self.ledger)
-        self._windows = WindowReader(self.ledger, self._sharing, clock, settings.diagnosis.window)
+        self._windows = WindowReader(self.ledger, self._sharing, self._spins.boards, clock, settings.diagnosis.window)
         self.view_rules = ViewRules(
             withhold_s=max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * longest),
             keep_last_s=settings.attribution.keep_last,

@@ -64,7 +64,8 @@ class Asker:
                 self.support.note_failure(question, exc)
             raise
         self.answers += 1
-        self.support.note_answer(question)
+        if question not in self.support.answered:
+            self.support.note_answer(question)
         return answer
 
     def first(self, *calls: tuple[Any, ...]) -> Any:
@@ -116,7 +117,8 @@ class Fields:
             question = (self.CALL, field)
             if code == nvml.NVML_SUCCESS:
                 found[field] = value
-                support.note_answer(question)
+                if question not in support.answered:
+                    support.note_answer(question)
                 continue
             error = refusal_of(self.CALL, code)
             error.once_answered = question in support.answered
