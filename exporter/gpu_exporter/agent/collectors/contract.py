@@ -160,12 +160,9 @@ class Cycle:
         Counts a value outside the family's range as implausible. `witness`: the value is a witness (a signal of
         activity), so that activity is unknown without it.
         """
-        plausible = family.plausible
-        if value is None or (plausible is not None and plausible.low <= value <= plausible.high):
-            return value
-        if math.isnan(value):
+        if value is None or math.isnan(value):
             return None
-        if plausible is None:
+        if family.plausible is None or family.plausible.holds(value):
             return value
         self.note_implausible(family, witness=witness)
         return None

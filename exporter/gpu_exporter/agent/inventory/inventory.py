@@ -72,7 +72,7 @@ class Inventory(NamedTuple):
         """Returns why the exporter should no longer read a GPU that has answered before; "" if it should."""
         wanted = normalize_pci(address)
         function = next((each for each in self.functions if each.address == wanted), None)
-        is_gone = not self.is_loaded and not self._bound()
+        is_gone = not self._bound() and not self.is_loaded
         found = judge(Case(function, self.managed, is_gone, seen="now", probe_failed=wanted in self.failed))
         return found.reason if found.kind in ("away", "asleep") else ""
 
@@ -139,14 +139,13 @@ class Inventory(NamedTuple):
         expected = [each for each in self.devices if each.uuid not in others]
         places = [None if not address else normalize_pci(address) for address in listed]
         named = {address for address in places if address is not None}
-        away = {address for address in named if self.given_away(address)}
-        present = named - away
+        present = {address for address in named if not self.given_away(address)}
         known = {device.pci_bus_id for device in expected if device.pci_bus_id}
         present |= {address for address in known - named if self.standing(address).kind == "missing"}
         present |= {address for address, _ in self._unseen(named)[len(denied) :]}  # any of them may be a denied GPU
         # A GPU with an unknown address either is at a position without an address, or is missing.
         lost = sum(not device.pci_bus_id and device.uuid not in found for device in expected)
-        return max(len(present) + lost, sum(address not in away for address in places))
+        return max(len(present) + lost, sum(a is None or not self.given_away(a) for a in places))
 
     def unmanaged(self) -> tuple[tuple[str, int], ...]:
         """Returns the name of each other kernel driver, with the number of GPUs that it drives."""

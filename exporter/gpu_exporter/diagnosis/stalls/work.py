@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from array import array
 
 BINS = 100
@@ -16,21 +15,23 @@ class WorkHistory:
         self._seconds = array("d", bytes(8 * BINS))
         self._bin_w = 0.0
         self.total_s = 0.0
-        self._median_w: float | None = None  # None if it must be searched for
 
     def add(self, power_w: float, seconds: float, limit_w: float) -> None:
         if self._bin_w == 0.0:
             self._bin_w = BIN_RATIO * limit_w  # the maker's limit does not change
         self._seconds[int(min(BINS - 1.0, max(0.0, power_w / self._bin_w)))] += seconds
         self.total_s += seconds
-        self._median_w = None
 
     def median_w(self) -> float | None:
         """Returns the median power at work in watts, rounded down to the edge of its bin. None before any work.
 
         A lower value leads to fewer stalls.
         """
-        if self._median_w is None and self.total_s > 0.0:
-            passed_s = itertools.accumulate(self._seconds)
-            self._median_w = next(at * self._bin_w for at, s in enumerate(passed_s) if s >= self.total_s / 2)
-        return self._median_w
+        if self.total_s <= 0.0:
+            return None
+        passed_s = 0.0
+        for place, seconds in enumerate(self._seconds):
+            passed_s += seconds
+            if passed_s >= self.total_s / 2:
+                return place * self._bin_w
+        return None

@@ -64,8 +64,7 @@ class Asker:
                 self.support.note_failure(question, exc)
             raise
         self.answers += 1
-        if question not in self.support.answered:
-            self.support.note_answer(question)
+        self.support.note_answer(question)
         return answer
 
     def first(self, *calls: tuple[Any, ...]) -> Any:
@@ -117,8 +116,7 @@ class Fields:
             question = (self.CALL, field)
             if code == nvml.NVML_SUCCESS:
                 found[field] = value
-                if question not in support.answered:
-                    support.note_answer(question)
+                support.note_answer(question)
                 continue
             error = refusal_of(self.CALL, code)
             error.once_answered = question in support.answered

@@ -103,11 +103,9 @@ def read_gpm(
     # A metric that this device reported before but not now is missing, unless the device now refuses it.
     known = ask.support.answered
     missing = any(
-        metric not in pipes.values()
-        and (window, metric) in known
-        and not isinstance(refusal_of("", code), NotSupported)
+        metric not in found and (window, metric) in known and not isinstance(refusal_of("", code), NotSupported)
         for metric, code, _ in metrics
-        if metric not in found
+        if metric not in pipes.values()
     )
     known.update((window, metric) for metric in found)
     named = (*nvml.GPM_RATIOS.items(), *pipes.items())

@@ -37,11 +37,15 @@ class StuckCounter:
 
 
 def _contradicts(cycle: Cycle) -> bool:
-    if cycle.utilization is None or cycle.utilization < FULL:
-        return False  # before the other values, which must be searched for
     state, power, limit = cycle.value(GPU_PERFORMANCE_STATE), cycle.power_w, cycle.power_limit_w
     rests = (
         state is not None and state >= RESTING_STATE and (power is None or not limit or power <= RESTING_POWER * limit)
     )
     processes = (cycle.value(GPU_COMPUTE_PROCESSES), cycle.value(GPU_GRAPHICS_PROCESSES))
-    return rests and processes[0] == 0.0 and not processes[1]
+    return (
+        rests
+        and cycle.utilization is not None
+        and cycle.utilization >= FULL
+        and processes[0] == 0.0
+        and not processes[1]
+    )
