@@ -41,6 +41,19 @@ class Case(NamedTuple):
     flags: tuple[str, ...]
 
 
+Build: TypeAlias = Callable[[Site], Truth]
+
+
+def add(cases: dict[str, Case], hours: float = 6, interval: float = 30, *flags: str) -> Callable[[Build], Build]:
+    """Adds a site to the cases, by the name of the function that builds it."""
+
+    def decorate(build: Build) -> Build:
+        cases[build.__name__] = Case(build, hours, interval, flags)
+        return build
+
+    return decorate
+
+
 def report(url: str, hours: float, path: Path, *flags: str) -> dict[str, Any]:
     """Runs the command."""
     code = COMMANDS["report"].run([

@@ -60,8 +60,13 @@ FOREIGN_FLAGS = {
 }  # fmt: skip
 
 
-def pages() -> Iterator[tuple[str, str]]:
+@cache
+def pages() -> list[tuple[str, str]]:
     """Every text that names things, by where it is."""
+    return [*_texts()]
+
+
+def _texts() -> Iterator[tuple[str, str]]:
     for path in PAGES:
         yield path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
     for path in MODULES:

@@ -308,13 +308,15 @@ ODD_SERIES = [
     {"values": [[float("inf"), "1"]]},
     {"values": [{"a": 1}]},
 ]
+ODD_ROWS: list[Any] = [{**GOOD, **part} for part in ODD_SERIES]
+ODD_ROWS += [None, 7, [], {}, {"metric": {"a": "b"}}, {"metric": {"n" * (TEXT_MAX + 1): "x"}, "values": []}]
 
 
-@pytest.mark.parametrize("part", ODD_SERIES, ids=[str(n) for n in range(len(ODD_SERIES))])
-def test_a_series_that_cannot_be_read_is_skipped_and_counted(part: dict[str, Any]) -> None:
+@pytest.mark.parametrize("row", ODD_ROWS, ids=range(len(ODD_ROWS)))
+def test_a_series_that_cannot_be_read_is_skipped_and_counted(row: Any) -> None:
     skipped: dict[int, str] = {}
-    (series,) = parse_matrix(matrix({**GOOD, **part}, GOOD), "count(x)", DAY, skipped)
-    assert series.values and len(skipped) == 1
+    first, last = parse_matrix(matrix(GOOD, row, GOOD), "count(x)", DAY, skipped)
+    assert first.values and last.values and len(skipped) == 1
 
 
 PLAIN = [

@@ -18,6 +18,7 @@ from tests.testbed.proven import Tally, Texts
 
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Actions
+from gpu_exporter.reconciler.actions import record as record_module
 from gpu_exporter.reconciler.actions.record import (
     ACT_KEEP_S,
     ACT_LOOK_S,
@@ -87,7 +88,9 @@ def fill(record: Record, **tenants: tuple[int, int]) -> Record:
 def quiet() -> Texts:
     """The kept text of a record of two weeks without decisions."""
     place = Texts()
-    looked(ManualClock(wall=WALL), place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_module, "SAVE_S", 600.0)  # it is written less often, for the sake of the test's time
+        looked(ManualClock(wall=WALL), place)
     return place
 
 

@@ -645,7 +645,9 @@ hosts = st.builds(
 
 @given(
     st.sampled_from(sorted(STATES)),
-    st.lists(st.tuples(hosts, st.one_of(st.none(), st.floats(0, 1))), max_size=8),
+    st.lists(hosts, min_size=1, max_size=3).flatmap(
+        lambda kinds: st.lists(st.tuples(st.sampled_from(kinds), st.one_of(st.none(), st.floats(0, 1))), max_size=8)
+    ),
     st.one_of(st.none(), st.booleans()),
     numbers,
 )
