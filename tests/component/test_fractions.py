@@ -15,8 +15,8 @@ UIDS = ("2c9f8a79-5391-454b-88cb-86190881cb96", "7922aa99-d4aa-4885-a953-8297686
 RESERVATION = "gpu-reservation-1a2b3c4d5e6f7a8b"
 RESERVED = "reserved by {} for fractions, and no process shows which pods have them"
 FRACTION = (
-    "its scheduler shares this GPU among pods, and a pod without a process on it cannot be seen, so no pod "
-    "is judged; write the holders into a file for --attribution.static"
+    "its scheduler shares this GPU among pods. The exporter cannot see pods without a process, so it judges no pod "
+    "on this GPU; write the holders into a file for --attribution.static"
 )
 
 

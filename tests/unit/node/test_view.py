@@ -44,12 +44,15 @@ def test_an_idle_verdict_ends_with_the_idle_run_even_before_the_next_judgement(n
     unknown = shown(node, changed(node, totals=totals._replace(idle_run_s=None))).verdict
     assert unknown == ("unknown", "the exporter last saw the holder idle; its present activity is unknown")
     ended = changed(node, totals=totals._replace(idle_run_s=0.0))
-    assert shown(node, ended).verdict == ("unknown", "its idle time has ended since its state was last judged")
+    assert shown(node, ended).verdict == (
+        "unknown",
+        "it was idle when the exporter last judged it; this idle time has ended",
+    )
     ((uuid, gpu),) = records.gpus.items()
     active = gpu.totals[""]._replace(active_by=("pcie", "power"), last_active_wall=records.wall - 5.0)
     seen = shown(node, ended._replace(gpus={uuid: gpu._replace(totals={"": active})})).verdict
     assert seen.evidence == (
-        "its idle time has ended since its state was last judged; pcie and power showed activity 5 s ago"
+        "it was idle when the exporter last judged it; this idle time has ended; pcie and power showed activity 5 s ago"
     )
 
 

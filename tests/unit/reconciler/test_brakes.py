@@ -92,14 +92,14 @@ def test_a_missing_exporter_freezes_the_holders_that_it_showed_and_no_others(cap
     assert bench.run() == [f"write {PODS[2].name} candidate"]
     freeze = bench.cycle.frozen["exporters"]
     assert set(freeze.names or ()) == set(PODS[:2])
-    assert freeze.text.startswith("no data from n0, n1, n2, n3, n4 and 2 more, where 2 holders have not ended")
+    assert freeze.text.startswith("no data from n0, n1, n2, n3, n4 and 2 more, where 2 holders may still run")
     assert "; ".join(each.reason for each in bench.cycle.decisions).count(freeze.text) == 2
     assert (bench.problem, caplog.text.count(freeze.text)) == ("", 1), "the evidence is complete"
     bench.run()
     assert caplog.text.count("frozen") == 1
     book.gone = {(PODS[0], "uid")}
     bench.run()
-    assert caplog.text.count("where 1 holder has not ended") == 1
+    assert caplog.text.count("where 1 holder may still run") == 1
     assert set(book.marks) == {PODS[0], PODS[2]}
 
 

@@ -483,7 +483,7 @@ def test_explain_names_the_missing_exporter_of_a_holder(capsys: pytest.CaptureFi
     lost = HolderName("kubernetes", "ml", "lost")
     source.read_evidence = lambda marked=(): read(marked)._replace(unseen=[Unseen("n3", lost, "uid")])  # type: ignore[method-assign]
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/lost", "table"), preview) == 2
-    gone = "1 holder has not ended, or its end is unknown"
+    gone = "1 holder may still run"
     said = f"gpu-exporter: frozen: no data from n3, where {gone}\n"
     assert capsys.readouterr().err.startswith(said)
     assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/a", "table"), preview) == 0

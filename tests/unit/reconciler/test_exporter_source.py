@@ -146,7 +146,7 @@ def test_a_page_that_contains_no_metrics_is_an_error() -> None:
     source = ExporterSource(
         [parse_exporter("http://n1/metrics")], 7200.0, ManualClock(wall=NOW), lambda _url: "<html>login</html>"
     )
-    with pytest.raises(AnswerError, match="http://n1/metrics: not in the Prometheus text format"):
+    with pytest.raises(AnswerError, match="http://n1/metrics: the answer is not in the Prometheus text format"):
         source.read_evidence()
 
 

@@ -203,8 +203,8 @@ def test_a_gpu_with_instances_is_one_gpu() -> None:
 
 def test_the_gpus_of_nodes_without_an_exporter_are_told() -> None:
     report = fill([cell(unit(0), pod("a"))], offers={("", "n1.example.org"): 8 * HOUR, ("", "n2"): 8 * HOUR})
-    assert [line for line in report.left_out if "without an exporter" in line] == [
-        "8.0 GPU-hours of nodes without an exporter of GPUs: install it there"
+    assert [line for line in report.left_out if "without a GPU exporter" in line] == [
+        "8.0 GPU-hours of nodes without a GPU exporter: install gpu-exporter there"
     ]
 
 

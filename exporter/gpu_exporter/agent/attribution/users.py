@@ -28,8 +28,8 @@ OBSTACLE = "undeclared"
 FRACTION = "fraction"  # the obstacle of a pod with a fraction of the GPU
 STATIC = "write the holders into a file for --attribution.static"
 FRACTION_WHY = (
-    "its scheduler shares this GPU among pods, and a pod without a process on it cannot be seen, so no pod is "
-    f"judged; {STATIC}"
+    "its scheduler shares this GPU among pods. The exporter cannot see pods without a process, so it judges no pod "
+    f"on this GPU; {STATIC}"
 )
 CONTAINER_WHY = "a process of the container uses this GPU, and no scheduler manages the container"
 REMEDY = (

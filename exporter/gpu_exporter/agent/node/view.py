@@ -112,7 +112,7 @@ def _say_ended(idle_run_s: float | None, totals: UnitTotals | None, wall: float)
     """Returns why a holder is no longer idle: activity or unknown time ended the idle run."""
     if idle_run_s is None:
         return "the exporter last saw the holder idle; its present activity is unknown"
-    ended = "its idle time has ended since its state was last judged"
+    ended = "it was idle when the exporter last judged it; this idle time has ended"
     if totals is None or totals.last_active_wall is None or not totals.active_by:
         return ended
     return f"{ended}; {' and '.join(totals.active_by)} showed activity {wall - totals.last_active_wall:.0f} s ago"
@@ -133,7 +133,7 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, findings: Findings, wal
         verdict = Verdict("unknown", _say_ended(totals.idle_run_s, whole, wall))
     spin = None if gpu.withheld or not record.is_confirmed or why else record.spin
     if verdict.state == STALLED and not (spin is not None and spin.is_stall):
-        verdict = Verdict("unknown", "its run without progress has ended since its state was last judged")
+        verdict = Verdict("unknown", "it was stalled when the exporter last judged it; this stall has ended")
     instance = next((i for i in snapshot.instances if i.uuid == unit.mig_uuid), None)
     is_alone = not (allocation.is_shared or allocation.contradiction)
     fresh = record.is_confirmed and is_alone and not gpu.withheld and (not unit.mig_uuid or instance is not None)

@@ -181,9 +181,9 @@ class Acts:
         elif sight == GONE:
             self._finish(entry, "replaced")
         elif sight == NOT_DONE and wall - entry.wall >= CONFIRM_S:  # until then, a request may still reach the server
-            self._finish(entry, "error", "the object does not show the action")
+            self._finish(entry, "error", "the object does not show the change")
         elif wall >= entry.until_wall:
-            self._finish(entry, "unconfirmed", "the object does not show the action")
+            self._finish(entry, "unconfirmed", "the object does not show the change")
 
     def _finish(self, entry: Entry, result: str, why: str = "") -> None:
         """Writes the result of an entry to the journal and the log, and counts it. ENDING is not counted.

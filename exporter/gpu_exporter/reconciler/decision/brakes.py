@@ -83,10 +83,9 @@ def freeze_missing(unseen: Collection[Unseen]) -> Freeze:
     names = {each.name for each in unseen}
     exporters = sorted({each.exporter for each in unseen})
     more = f" and {len(exporters) - NAMED_MAX} more" if len(exporters) > NAMED_MAX else ""
-    shown = "1 holder has" if len(names) == 1 else f"{len(names)} holders have"
+    shown = "1 holder" if len(names) == 1 else f"{len(names)} holders"
     listed = ", ".join(exporters[:NAMED_MAX])
-    ended = "its end is" if len(names) == 1 else "their ends are"
-    text = f"no data from {listed}{more}, where {shown} not ended, or {ended} unknown"
+    text = f"no data from {listed}{more}, where {shown} may still run"
     return Freeze(text, dict.fromkeys(names, text))
 
 

@@ -345,7 +345,8 @@ class _Page:
                     if math.isfinite(sample.value):
                         self._take(sample.name, dict(sample.labels), sample.value)
         except (ValueError, LookupError, RecursionError) as exc:
-            raise AnswerError(f"{address}: not in the Prometheus text format") from exc  # quotes nothing of it
+            said = "the answer is not in the Prometheus text format; check the address"  # quotes nothing of it
+            raise AnswerError(f"{address}: {said}") from exc
 
     def _take(self, name: str, labels: dict[str, str], value: float) -> None:
         if name == "gpu_exporter_last_sample_timestamp_seconds":

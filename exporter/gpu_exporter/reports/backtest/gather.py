@@ -161,7 +161,7 @@ def read_gangs(
                 "every 30 s"
             )
         if not held:
-            missing.append(f"the holders of GPUs in the series of {name}, which names no holder")
+            missing.append(f"the holders of the GPUs that {name} shows: it names no holders")
     if not tenures:
         raise AnswerError(f"{history.address}: no exporter names a holder of a GPU in this period")
     return GangHistory(list(build_gangs(tenures, facts)), missing, list(others.values()))

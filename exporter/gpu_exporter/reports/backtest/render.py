@@ -111,7 +111,8 @@ def _mails(tally: Tally, days: float) -> Iterator[str]:
     if not mails:
         return
     each = sum(mails.values()) / len(mails) / max(1.0, days)
-    yield f"Mails to owners: {sum(mails.values()):,} to {len(mails):,}, {each:.2f} per owner and day. Most:"
+    total = f"{sum(mails.values()):,} to {len(mails):,} owners, {each:.2f} for each owner and day"
+    yield f"Mails: {total}. The owners with the most mails:"
     rows = sorted(mails, key=lambda owner: (-mails[owner], owner))[:5]
     table = [(owner, f"{mails[owner]:,}", f"{max(tally.warned[owner].values()):,}") for owner in rows]
     yield from layout(("OWNER", "MAILS", "MOST IN A DAY"), table, frozenset(("MAILS", "MOST IN A DAY")))

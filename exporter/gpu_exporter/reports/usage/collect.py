@@ -317,7 +317,7 @@ class CellSums:
             )
         if self._dark >= SHOWN_MIN * HOUR_S:
             report.left_out.append(
-                f"{self._dark / HOUR_S:,.1f} GPU-hours of nodes without an exporter of GPUs: install it there"
+                f"{self._dark / HOUR_S:,.1f} GPU-hours of nodes without a GPU exporter: install gpu-exporter there"
             )
         if self._unseen >= SHOWN_MIN * HOUR_S:
             report.missing.append(

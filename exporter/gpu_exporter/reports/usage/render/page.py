@@ -81,7 +81,7 @@ def _bars(shown: ShownReport) -> Iterator[str]:
 
 def _week(heat: Heat) -> Iterator[str]:
     yield f"<section><h2>{TITLE}</h2>{draw_week(heat)}"
-    yield f'<p class="note">Darkest: {number(heat.most)} GPUs. An outline: no data.</p></section>'
+    yield f'<p class="note">The darkest cell: {number(heat.most)} GPUs. A cell with an outline: no data.</p></section>'
 
 
 def _table(table: ReportTable) -> Iterator[str]:
