@@ -198,8 +198,8 @@ class Tenants:
         return key._replace(namespace=key.namespace and OTHER, account="" if key.namespace else OTHER, user="")
 
     def totals(self, now: float = math.inf) -> Iterable[tuple[TenantKey, TenantTotals]]:
-        """Yields the totals of every tenant, in order: as published at `now` (monotonic seconds), or the exact totals
-        without `now`.
+        """Yields the totals of every tenant, in order. `now` (monotonic seconds): as published at this time. Without
+        `now`, the totals are exact.
 
         Energy is None if the tenant has held a board without an energy counter, because part of its energy is not
         counted.

@@ -17,8 +17,8 @@ OTHERS = 0.5  # pauses without a burst, as a share of the bursts: from here on, 
 @rule(
     states=frozenset(("low", "bursty")),
     needs=(
-        "three bursts of writes in ten minutes, to block devices or over the holder's own network, with a lower"
-        " utilization during these bursts; pauses without a burst are rare"
+        "three bursts of writes in ten minutes, to block devices or over the holder's own network; a lower utilization"
+        " during these bursts, and few pauses without a burst"
     ),
     against="bursts during which the GPUs worked. Checkpoints on NFS, Lustre and similar file systems are not visible",
 )

@@ -30,7 +30,8 @@ def is_input_bound(case: CauseCase) -> bool:
     states=frozenset(("low", "bursty", "held_idle")),
     needs="the CPU time of the processes that do not use the GPU, and the CPUs of the holder",
     against=(
-        "the process on the GPU uses 0.6 CPUs or more itself; no process has the name of a loader (torch 2.5 and newer)"
+        "the process on the GPU uses 0.6 CPUs or more itself; no process has the name that torch 2.5 and newer give to"
+        " loaders"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -33,7 +33,7 @@ def is_oversubscribed(case: CauseCase) -> bool:
     ),
     against=(
         "the holder does not use all of its CPUs (low confidence); its two busiest processes have more than 256"
-        " threads, of which the exporter counts 256"
+        " threads, and the exporter counts only 256"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

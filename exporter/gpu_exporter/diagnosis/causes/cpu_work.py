@@ -30,8 +30,8 @@ def works_on_cpus(case: CauseCase) -> bool:
     states=frozenset(("held_idle",)),
     needs="the CPUs in use, and the utilization of the holder's GPUs on this node",
     against=(
-        "the holder may prepare its next work (always shown); processes that each use one CPU may only poll (low"
-        " confidence)"
+        "the holder may prepare its next work (always shown); processes that each use one CPU perhaps only poll"
+        " (low confidence)"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -9,7 +9,7 @@ from gpu_exporter.diagnosis.causes.inside import describe_wait, find_pace
 
 @rule(
     states=WORKING,
-    needs="the share of its time in which the training loop waits for data, from its [report](torch.md)",
+    needs="the training loop's wait for data as a share of its time, from its [report](torch.md)",
     against="the confidence is always low. A known cause of slow input replaces this cause",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -22,8 +22,8 @@ USED_MAX = 0.7  # mean utilization: above it, the GPU has work most of the time
         " process on the GPU"
     ),
     against=(
-        "other Python work in the step looks the same. The confidence is low unless the measured phases forward,"
-        " backward and optimizer fill the step"
+        "other Python work in the step looks the same. The confidence is medium only if the measured phases"
+        " forward, backward and optimizer fill the step"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -56,11 +56,11 @@ def describe_memory(case: CauseCase) -> list[str]:
 @rule(
     states=WITH_PROCESS,
     needs=(
-        "the time in which tasks waited for memory (PSI), and processes that the OOM killer ended; without PSI, pages"
-        " that are evicted and read again near the limit"
+        "the time in which tasks waited for memory (PSI), and processes that the OOM killer ended; without PSI,"
+        " refaults near the limit (pages that the kernel evicts and reads again)"
     ),
     against=(
-        "the kernel has no PSI; all tasks waited together only for a short time; the holder's limit is not near (low"
+        "the kernel has no PSI; some tasks waited, but rarely all of them; the holder's limit is not near (low"
         " confidence)"
     ),
 )

@@ -9,7 +9,7 @@ from gpu_exporter.diagnosis.causes.starting import is_at_work, is_new
 
 @rule(
     states=frozenset(("held_no_process",)),
-    needs="an empty list of processes from a driver that has listed a process since the exporter started",
+    needs="an empty list of processes (the driver has listed a process since the exporter started)",
     against="the holder works on its host, or its work there is unknown",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

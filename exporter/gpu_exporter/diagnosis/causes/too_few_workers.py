@@ -27,8 +27,8 @@ READS = 1e6  # bytes per second: a process that reads more probably loads its sa
     states=frozenset(("low", "bursty")),
     needs="the CPU time of each process, and CPUs that are free",
     against=(
-        "the confidence is low if no process has the name of a loader (torch 2.5 and newer), if loaders pause, or if"
-        " a loop without loaders hardly reads. A reported wait for data can raise it"
+        "the confidence is low if no process has the name that torch 2.5 and newer give to loaders, if loaders pause,"
+        " or if the loop has no loaders and reads little. A reported wait for data can raise the confidence"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

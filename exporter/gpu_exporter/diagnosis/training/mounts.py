@@ -41,10 +41,9 @@ def list_foreign(table: bytes) -> list[ForeignMount]:
 
 
 def find_foreign(mounts: Iterable[ForeignMount], root: bytes, parts: Sequence[bytes]) -> str:
-    """Returns the type of the first foreign mount on the way from `root` to the folder (`parts`) or inside it; ""
-    without one.
+    """Returns the type of the first foreign mount between `root` and a folder, or inside the folder; "" without one.
 
-    A mount at `root` itself does not count. `root`: a path without symbolic links.
+    `root`: a path without symbolic links; a mount at `root` itself does not count. `parts`: the folder's path below it.
     """
     start = root.rstrip(b"/") + b"/"
     for mount in mounts:

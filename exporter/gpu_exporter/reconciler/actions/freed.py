@@ -90,9 +90,8 @@ class FreedGpus:
         """Returns by pool how many GPUs others wait for. `by_holder`: for each holder, this number by pool. `gpus`: the
         GPUs that the action would take back.
 
-        Omits a pool that is missing for one of the holders. Also omits a pool if fewer than `gpus` GPUs are still
-        wanted after GPUs that were already taken back are subtracted. So a waiting pod or job never costs others more
-        GPUs than it needs.
+        Omits a pool that is missing for one of the holders, and a pool in which others wait for fewer than `gpus` GPUs
+        beyond those already taken back. So a waiting pod or job never costs others more GPUs than it needs.
         """
         pools = set(by_holder[0]).intersection(*by_holder[1:]) if by_holder else set()
         found: dict[str, float] = {}

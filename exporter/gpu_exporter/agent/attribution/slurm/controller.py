@@ -378,7 +378,7 @@ class Controller:
 
 
 def bound_clock(told: float | None, before: float, after: float) -> Bounds | None:
-    """Returns lower and upper bound of slurmctld's clock minus the exporter's monotonic clock, in seconds.
+    """Returns bounds of the difference of two clocks: slurmctld's minus the exporter's monotonic one, in seconds.
 
     `told`: slurmctld's clock in whole Unix seconds, None if unknown. It was read between `before` and `after`
     (monotonic seconds). The monotonic clock does not change when the system clock is set.

@@ -43,7 +43,7 @@ class _SampleWindow:
 
 
 class GpmWindows:
-    """The windows (pairs of samples) of this process, by name. Each has one thread and one kind of sample."""
+    """The windows (pairs of samples) of this process, by name. One thread reads each, for one kind of sample."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
