@@ -261,13 +261,9 @@ class SlurmSource:
         said, self._said = self._said, (found.order, found.shares)
         is_settled = found.since is not None or said == self._said
         self._filed.shares = found.shares if found.order.kind != "unknown" and is_settled else None
-        wall = self._clock.wall()
-        there = present.files.keys() | {job.job_id for job in self._ended}
-        self._stepped = {job: at for job, at in self._stepped.items() if job in there}
-        self._stepped |= dict.fromkeys(present.steps.pids, wall)
         lost, reported = self._filed.list_lost(look, present), look.jobs
         files = (*present.files.items(), *((job.job_id, job.file) for job in self._ended))
-        begun = self._filed.list_begun(look, files, wall)
+        begun = self._list_begun(look, present, files)
         over = self._list_over(look, present)
         look, disputed = self._filed.merge(look, present, self._clock.monotonic(), over)
         self._users.note(User(known.job.user, known.job.uid) for known in look.jobs.values())
@@ -325,6 +321,13 @@ class SlurmSource:
             missed=missed,
             reported=present.reported,
         )
+
+    def _list_begun(self, look: SlurmSnapshot, present: Present, files: Sequence[tuple[str, JobFile]]) -> Begun:
+        """Returns the begins of the last jobs on each GPU. Notes steps. `look`, `files`: see FiledJobs.list_begun."""
+        wall, there = self._clock.wall(), {job for job, _ in files}
+        self._stepped = {job: at for job, at in self._stepped.items() if job in there}
+        self._stepped |= dict.fromkeys(present.steps.pids, wall)
+        return self._filed.list_begun(look, files, wall)
 
     def _list_over(self, look: SlurmSnapshot, present: Present) -> Set[str]:
         """Returns the jobs in the snapshot whose epilog has run here, or whose steps ended after slurmctld reported the
