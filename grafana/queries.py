@@ -55,7 +55,6 @@ class Fleet:
 
     def __init__(self, settings: Settings) -> None:
         self._hours = settings.alerts.interval / 3600  # per sample of a recording
-        self._idle_for = settings.alerts.idle_for
         self._idle_short = settings.alerts.idle_short
 
     def part(self, part: str) -> str:

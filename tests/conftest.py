@@ -34,7 +34,7 @@ LONG = {"slow", "servers", "slurm", "kubelet", "kubernetes", "browser", "realtim
 SHARED = {"taken_back"}
 SLURM_RELEASES = ("22.05", "24.11", "26.05")
 # Their files take longest. They begin first, so that no process is left alone with one at the end.
-LONGEST_FILE = "test_rules.py"  # seven minutes
+LONGEST_FILE = "test_rules.py"
 LONGEST = ("realtime", "slurm", "kubernetes", "servers")
 
 

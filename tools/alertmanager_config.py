@@ -50,9 +50,7 @@ def build_page() -> Mapping[Path, str]:
 
 
 def render(text: str) -> str:
-    """Returns an AlertmanagerConfig with the routes, receivers, intervals and inhibitions of an Alertmanager
-    configuration.
-    """
+    """Returns an AlertmanagerConfig with the routes, receivers, intervals and inhibitions of a configuration."""
     config = yaml.safe_load(text)
     known = ("global", "templates", "route", "time_intervals", "inhibit_rules", "receivers")  # the first two: HEADER
     _refuse_others(config, known, "the file")

@@ -75,9 +75,7 @@ class Tree:
         return sorted((name, text) for name, text in self._texts.items() if METADATA.fullmatch(name))
 
     def interpreter(self) -> tuple[str, str] | None:
-        """Returns the version of a Python below /usr/local, and the name of its licence file. None without such a
-        Python.
-        """
+        """Returns the version of a Python below /usr/local, and the name of its licence file. None without one."""
         for name in self._texts:
             if (found := INTERPRETER.fullmatch(name)) is not None:
                 header = self.text(f"usr/local/include/python{found[1]}/patchlevel.h") or ""
@@ -161,7 +159,6 @@ def describe(archive: BinaryIO, name: str, version: str) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the SBOM. Returns the exit code."""
     if len(arguments) != 2:
         print("usage: docker export CONTAINER | python -m tools.base_sbom NAME VERSION", file=sys.stderr)
         return 2

@@ -20,11 +20,8 @@ def render_causes(page: str) -> str:
 
 
 def _table() -> str:
-    lines = ["| cause | in words | looked for in the states |", "| --- | --- | --- |"]
-    lines += [
-        f"| [{name}](#{name}) | {CAUSES[name].title} | {', '.join(sorted(rule.states))} |"
-        for name, rule in RULES.items()
-    ]
+    lines = ["| cause | in words |", "| --- | --- |"]
+    lines += [f"| [{name}](#{name}) | {CAUSES[name].title} |" for name in RULES]
     return "\n".join(lines) + "\n"
 
 
@@ -41,11 +38,10 @@ def _causes() -> str:
     for name, rule in RULES.items():
         about_it = sys.modules[rule.judge.__module__].__doc__ or ""
         lines = [f"### {name}", "", about_it.strip().replace("\n", " "), ""]
-        lines.append(f"- Evidence: {rule.needs}.")
-        lines.append(f"- Against it: {rule.against}.")
         meaning = CAUSES[name]
         quantities = ", ".join(f"`{each}`" for each in meaning.quantities)
-        about = {"Numbers": quantities, "Owner": meaning.owner, "Site": meaning.site}
+        about = {"Evidence": rule.needs, "Against it": rule.against, "Numbers": quantities}
+        about |= {"Owner": meaning.owner, "Site": meaning.site}
         lines += [f"- {what}: {text}." for what, text in about.items() if text]
         sections.append("\n".join(lines))
     return "\n\n".join(sections) + "\n"
@@ -92,19 +88,7 @@ def _hook() -> str:
         f"| precision of the cause named first (95 % interval) | {_precision(without)} | {_precision(with_hook)} |",
         f"| recall of the faults (95 % interval) | {_recall(without)} | {_recall(with_hook)} |",
         f"| hard healthy jobs without a cause | {_quiet(without, hard=True)} | {_quiet(with_hook, hard=True)} |",
-        "",
-        "The jobs for which the hook changes the causes:",
-        "",
-        "| job | its faults | wait measured by the hook | without the hook | with the hook |",
-        "| --- | --- | --- | --- | --- |",
     ]
-    for record, (before, after) in zip(records, pairs, strict=True):
-        if _list_found(before) == _list_found(after):
-            continue
-        pace = score.read_pace(record)
-        wait = "unknown" if pace is None or pace.wait is None else f"{pace.wait:.0%}"
-        cells = (_name(before), _kind(before), wait, _list_found(before), _list_found(after))
-        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

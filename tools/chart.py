@@ -67,9 +67,7 @@ def alert_defaults() -> dict[str, str]:
 
 
 def check_rules() -> dict[str, object]:
-    """Returns the rules between settings, and the defaults of these settings in the notation of a configuration
-    file.
-    """
+    """Returns the rules between settings, and the defaults of these in the notation of a configuration file."""
     names = {name for each in ORDER for name in (each.low, each.high)} | LEAST.keys()
     rules = [
         {**each._asdict(), "words": f"{each.words}{each.low} (%v) must not be above {each.high} (%v)"} for each in ORDER

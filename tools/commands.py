@@ -1,16 +1,13 @@
-"""Generates the reference of the commands (docs/commands.md) and the completions for shells from the parsers."""
+"""Generates the reference of the commands (docs/commands.md) from the parsers."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import shtab
-
 from gpu_exporter.cli.commands import COMMANDS, SERVE
-from gpu_exporter.cli.completion import SCRIPTS, SHELLS
 from gpu_exporter.cli.parser import Parser
 from gpu_exporter.common.exits import WORDS
 from tools.files import ROOT
@@ -19,30 +16,27 @@ HEAD = """# Commands
 
 <!-- Generated from the parsers by `make generate`. -->
 
-`gpu-exporter COMMAND --help`, or `gpu-exporter help COMMAND`, prints the usage and the flags of one command. Every
-command also has `--version`. `gpu-exporter completion bash` prints the completion script for bash, and
-`gpu-exporter completion zsh` the script for zsh.
+`gpu-exporter COMMAND --help` prints the usage and the flags of one command. Every command also has `--version`.
+`gpu-exporter completion bash` (or `zsh`) prints a completion script.
 
 ## Environment
 
-Three services also read their settings from environment variables:
+Three services also read their flags from environment variables:
 
 | service | prefix of its variables |
 | --- | --- |
-| the exporter | `GPU_EXPORTER_` |
+| the exporter, and `gpu-exporter holders` | `GPU_EXPORTER_` |
 | `gpu-exporter reconcile` | `GPU_EXPORTER_RECONCILE_` |
 | `gpu-exporter slurm-collector` | `GPU_EXPORTER_SLURM_COLLECTOR_` |
 
-`gpu-exporter holders` reads the exporter's variables. Other commands read no variables. Flags of a single run, such as
-`--once` and `--format`, have no variable either.
+A variable has the name of its flag in capitals after the prefix, with `_` in place of `.` and `-`: for
+`--web.listen-address`, the exporter reads `GPU_EXPORTER_WEB_LISTEN_ADDRESS`.
 
-- If a flag and its variable are both set, only the flag counts. If the flag can be repeated, its items replace all
-  items of the variable.
+- A flag replaces its variable. If the flag can be repeated, it replaces all items of the variable.
 - An empty variable counts as not set. To set an empty value, use the flag: `--state.directory=`.
 - For a switch such as `--[no-]collector.xid`, the variable is `true` or `false`.
-- For a flag that can be repeated, the variable has one item on each line. For hosts, resources, monitors,
-  reservations and replayed files, commas also separate items. Commas in brackets do not: `vendor.com/gpu.{1,3}` is one
-  item.
+- For a flag that can be repeated, the variable has one item on each line. Commas also separate hosts, resources,
+  monitors, reservations and replayed files, except in brackets: `vendor.com/gpu.{1,3}` is one item.
 
 ## Exit codes
 
@@ -51,51 +45,62 @@ Three services also read their settings from environment variables:
 """
 
 
-# Commands that take flags of an earlier command. The page describes these flags once.
-FAMILIES = ("attribution", "collector", "devices", "path")  # the first words of flags that `holders` shares
-SHARING = {"holders": "", "explain": "reconcile", "pause": "reconcile", "digest": "reconcile", "report": "digest"}
-
-
 def render_commands() -> str:
-    """Returns the page."""
+    """Returns the page. It describes flags that commands share at the first of these commands."""
     rows = "".join(f"| {code:d} | {words} |\n" for code, words in WORDS.items())
     parts = [HEAD + rows]
+    described: dict[tuple[str, str | None], str] = {}  # titles, by name and help of a flag
+    flags: dict[str, list[str]] = {}  # described below each title
     for name, command in {"": SERVE, **COMMANDS}.items():
         parser: Parser = command.load().build_parser()
         title = f"gpu-exporter {name}".rstrip()
         summary = command.summary[0].upper() + command.summary[1:]
-        shared = _find_shared(name, parser)
-        table = _table(parser, shared).rstrip()
-        parts.append("\n\n".join(text for text in (f"\n## {title}", f"{summary}.", table, _note(name, shared)) if text))
-        parts.append("" if parts[-1].endswith("\n") else "\n")
+        places = [described.setdefault((_name(action), action.help), title) for action in _shown(parser)]
+        own: list[argparse.Action] = []
+        shared: dict[str, list[str]] = {}
+        for action, where in zip(_shown(parser), places, strict=True):
+            if where == title or places.count(where) == 1:  # a reader need not follow a link for one flag
+                own.append(action)
+            else:
+                shared.setdefault(where, []).append(_name(action))
+        flags[title] = [_name(action) for action in own]
+        verbs = [_code(_name(action)) for action in _shown(parser) if action in parser.verbs.values()]
+        texts = [f"{summary}.", _table(parser, own).rstrip()]
+        texts += [
+            f"Flags as in [{where}](#{where.replace(' ', '-')}): {', '.join(map(_code, _join(names, flags[where])))}."
+            for where, names in shared.items()
+        ]
+        texts.append(f"Without a variable: {', '.join(verbs)}." if verbs else "")
+        parts.append("\n\n".join(filter(None, (f"\n## {title}", *texts))))
+        parts.append("\n")
     return "".join(parts)
 
 
-def _find_shared(name: str, parser: Parser) -> list[argparse.Action]:
-    """Returns the flags that the page has already described with an earlier command."""
-    if name not in SHARING:
-        return []
-    earlier: Parser = {"": SERVE, **COMMANDS}[SHARING[name]].load().build_parser()
-    described = {(action.dest, action.help) for action in _shown(earlier)}
-    return [action for action in _shown(parser) if (action.dest, action.help) in described]
+def _join(names: Sequence[str], described: Sequence[str]) -> list[str]:
+    """Writes `--source.*` in place of several flags, if they are all flags of this kind at their command."""
+    joined: dict[str, None] = {}
+    for name in names:
+        words = name.replace("[no-]", "").split(".")
+        for length in range(1, len(words) + 1):
+            start = ".".join(words[:length])
+            kind = [each for each in described if f"{each.replace('[no-]', '')}.".startswith(f"{start}.")]
+            if len(kind) > 1 and set(kind) <= set(names):
+                joined[f"{start}.*"] = None
+                break
+        else:
+            joined[name] = None
+    return list(joined)
 
 
-def _note(name: str, shared: Sequence[argparse.Action]) -> str:
-    flags = [_spell(action).split()[0] for action in shared]
-    if name == "holders":  # it shares nearly all of them
-        flags = [re.sub(rf"^--(\[no-\])?({'|'.join(FAMILIES)})\b.*", r"--\2.*", flag) for flag in flags]
-    listed = ", ".join(f"`{flag}`" for flag in dict.fromkeys(flags))
-    return f"It also takes these flags of `{f'gpu-exporter {SHARING[name]}'.rstrip()}`: {listed}." if shared else ""
+def _code(text: str) -> str:
+    return f"`{text}`"
 
 
-def _table(parser: Parser, shared: Collection[argparse.Action]) -> str:
-    variables = {action.dest: variable for variable, action in parser.settings.items()}
-    lines = ["| flag | variable | meaning |\n| --- | --- | --- |\n"]
-    shown = [action for action in _shown(parser) if action not in shared]
+def _table(parser: Parser, shown: Sequence[argparse.Action]) -> str:
+    lines = ["| flag | meaning |\n| --- | --- |\n"]
     for action in shown:
-        variable = f"`{variables[action.dest]}`" if action.dest in variables else ""
         what = f"{_collector(action) or action.help or ''}. {parser.more.get(action.dest, '')}".strip()
-        lines.append(f"| `{_spell(action)}` | {variable} | {_escape(what)} |\n")
+        lines.append(f"| `{_spell(action)}` | {_escape(what)} |\n")
     return "".join(lines) if shown else ""
 
 
@@ -105,6 +110,10 @@ def _shown(parser: Parser) -> Iterator[argparse.Action]:
         for action in parser._actions
         if action.help is not argparse.SUPPRESS and action.dest not in ("help", "version")
     )
+
+
+def _name(action: argparse.Action) -> str:
+    return _spell(action).split()[0]
 
 
 def _spell(action: argparse.Action) -> str:
@@ -130,30 +139,5 @@ def _escape(text: str) -> str:
     return re.sub(r"([|<>*])", r"\\\1", text)
 
 
-def build_whole_parser() -> argparse.ArgumentParser:
-    """Returns the exporter's own parser with every command as a subparser."""
-    whole: Parser = SERVE.load().build_parser()
-    commands = whole.add_subparsers(metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        commands.choices[name] = command.load().build_parser()
-        commands._choices_actions.append(commands._ChoicesPseudoAction(name, (), command.summary))
-    helper = Parser("help", "Print the help of a command.")
-    helper.add_argument("command", choices=sorted(COMMANDS))
-    commands.choices["help"] = helper
-    commands._choices_actions.append(commands._ChoicesPseudoAction("help", (), "print the help of a command"))
-    for parser in (whole, *commands.choices.values()):
-        for action in parser._actions:
-            if action.metavar in ("FILE", "PATH", "DIR"):
-                action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]
-    return whole
-
-
-def build_completion() -> Mapping[Path, str]:
-    """Returns the completion scripts by path."""
-    parser = build_whole_parser()
-    return {SCRIPTS / name: shtab.complete(parser, shell).rstrip() + "\n" for shell, name in SHELLS.items()}
-
-
 def build_all() -> Mapping[Path, str]:
-    """Returns the page and the completion scripts by path."""
-    return {ROOT / "docs" / "commands.md": render_commands(), **build_completion()}
+    return {ROOT / "docs" / "commands.md": render_commands()}

@@ -74,7 +74,6 @@ def _policies_schema() -> dict[str, Any]:
 
 
 def build_all() -> dict[Path, str]:
-    """Returns the published schema by path."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Configuration file of gpu-exporter (--config.file)",

@@ -1,6 +1,4 @@
-"""Writes exporter/locks: the packages of the images and of the release tools, with the hashes of all files (`make
-locks`).
-"""
+"""Writes exporter/locks: the packages of the images and of the release tools, with hashes (`make locks`)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ NAME = '{{ define "gpu.cause.name" }}{{ reReplaceAll "^([a-z_]+) .([a-z]+) .*$" 
 
 
 def build_page() -> Mapping[Path, str]:
-    """Returns the generated file."""
     why = [(name, text) for name, each in CAUSES.items() for text in (each.says, each.title)]
     owner = [(name, text) for name, each in CAUSES.items() for text in (each.number, each.owner) if text]
     site = [(name, each.site) for name, each in CAUSES.items() if each.site]
@@ -46,9 +45,7 @@ def _define(name: str, texts: list[tuple[str, str]], otherwise: str = "") -> str
 
 
 def _pattern(cause: str, text: str) -> str:
-    """Returns a regular expression (RE2) for annotations with this cause and all numbers of the text, sorted by
-    name.
-    """
+    """Returns a regular expression (RE2) for annotations with this cause and all numbers of the text, by name."""
     names = sorted(set(QUANTITY.findall(text)))
     return f"^{cause} .*" + "".join(f" {name}=([^ ]+).*" for name in names) + "$" if names else f"^{cause} "
 

@@ -120,9 +120,7 @@ def _keys() -> Iterator[str]:
 
 
 class Changelog(NamedTuple):
-    """Parts of CHANGELOG.md: the text below Unreleased, the newest version with its heading, and the text below that
-    heading.
-    """
+    """Parts of CHANGELOG.md: the text below Unreleased, the newest version with its heading, and the text below it."""
 
     unreleased: str
     version: str
@@ -136,9 +134,7 @@ def read_changelog(text: str) -> Changelog:
 
 
 def update(golden: str, names: Iterable[str], changelog: str) -> tuple[str, list[str]]:
-    """Returns the new text of the list, and its changed lines that the changelog does not name. `golden`: the present
-    text.
-    """
+    """Returns the new text of the list, and its changed lines that the changelog lacks. `golden`: the present one."""
     log, now = read_changelog(changelog), set(names)
     head, *lines = golden.splitlines() or [_head(log.version), *now]
     released = {line.removeprefix("- ") for line in lines if not line.startswith("+ ")}

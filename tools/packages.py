@@ -26,9 +26,7 @@ def read_imports(package: Path) -> dict[str, set[str]]:
 
 
 def draw_packages(imports: dict[str, set[str]]) -> str:
-    """Draws a mermaid diagram with an arrow from each package to its importers. Omits arrows that other arrows
-    imply.
-    """
+    """Draws a mermaid diagram with an arrow from each package to its importers. Omits arrows that others imply."""
 
     def reach(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
         others = imports[name] - seen

@@ -108,9 +108,7 @@ def download() -> None:
 
 
 def for_image(machine: str) -> list[str]:
-    """Returns options with which pip resolves as in the Dockerfile's image on this machine: only wheels, no
-    compiler.
-    """
+    """Returns options with which pip resolves as in the Dockerfile's image on this machine: only wheels."""
     kinds = [f"--abi={abi}" for abi in (f"cp{IMAGE_PYTHON}", "abi3", "none")]
     platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(17, 37)]
     python = f"{IMAGE_PYTHON[0]}.{IMAGE_PYTHON[1:]}"
@@ -118,7 +116,6 @@ def for_image(machine: str) -> list[str]:
 
 
 def find_wheel(name: str, folder: Path = OUT / "dist") -> Path:
-    """Returns the wheel of a distribution."""
     (wheel,) = folder.glob(f"{name}-*.whl")
     return wheel
 
@@ -166,9 +163,7 @@ def chart() -> None:
 
 
 def sbom() -> None:
-    """Writes an SBOM for each image: its Python packages with their licences. Raises ReleaseError if a licence is
-    missing.
-    """
+    """Writes an SBOM for each image: its Python packages with their licences. Raises ReleaseError without a licence."""
     wheel = find_wheel("gpu_exporter")
     for part, extras in PARTS.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -257,7 +252,6 @@ def offline() -> list[str]:
 
 
 def sums() -> None:
-    """Writes SHA256SUMS of all published files."""
     paths = sorted(path for path in (OUT / "dist").iterdir() if path.name != "SHA256SUMS")
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths]
     (OUT / "dist" / "SHA256SUMS").write_text("".join(lines), encoding="ascii")

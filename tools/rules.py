@@ -6,7 +6,7 @@
     python -m tools.rules --output DIR --recordings
                                             omits the alerts, for sites where Grafana evaluates them
 
-The parameters are the section `alerts` of exporter/gpu_exporter/defaults.yaml. `--config.file` reads a site's values,
+The parameters are the section `alerts` of common/config/defaults.yaml. `--config.file` reads a site's values,
 from the same file that the exporter reads.
 """
 
@@ -41,9 +41,7 @@ class BuildError(ValueError):
 
 
 def read_parameters(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Returns each parameter as a text and as seconds or a number. Raises BuildError for an unknown or invalid
-    override.
-    """
+    """Returns each parameter as a text and as seconds or a number. Raises BuildError for an invalid override."""
     values: dict[str, tuple[str, str]] = {}
     defaults = alerts._asdict()
     unknown = sorted(set(overrides) - set(defaults))

@@ -44,9 +44,7 @@ def _table() -> str:
 
 
 def _keys(text: str, schema: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields the path of each value that the schema contains, in the order of the file, with the comments above and
-    beside it.
-    """
+    """Yields the path of each value in the schema, in the order of the file, with the comments above and beside it."""
     path: list[str] = []
     above: list[str] = []
     for line in text.splitlines():

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import gpu_exporter
-from gpu_exporter.agent.attribution.slurm.source import SlurmOptions
+from gpu_exporter.agent.attribution.slurm.controller import Run
+from gpu_exporter.agent.attribution.slurm.pace import Pace
+from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import CommandFailed
 from gpu_exporter.agent.devices.scenario import parse_scenario
+from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
+from gpu_exporter.common.vendor import NVIDIA
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER
 from tests.testbed.slurm import GPUS, Slurm
@@ -72,6 +76,13 @@ def options_of(slurm: Slurm, **more: Any) -> SlurmOptions:
     """Options of node n0, without the processes of the host: the slurmd of another test is no restart of this one."""
     etc = slurm.root / "etc"
     return SlurmOptions(**{"node": "n0", "timeout_s": 60.0, "gres_conf": etc / "gres.conf", "procfs": etc} | more)
+
+
+def source_of(
+    slurm: Slurm, run: Run | None = None, clock: Clock = SYSTEM_CLOCK, pace: Pace | None = None, **options: Any
+) -> SlurmSource:
+    """The source of jobs, with these options."""
+    return SlurmSource(options_of(slurm, **options), run or run_as(slurm), clock, vendor=NVIDIA, pace=pace)
 
 
 def run_as(slurm: Slurm, user: str = "") -> Callable[[Sequence[str], float], str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gpu_exporter.cli.reports.backtest import run
+from gpu_exporter.cli.commands import COMMANDS
 from gpu_exporter.common.address import parse_address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Alerts, Policy
@@ -245,7 +245,7 @@ def differs(live: Mapping[HolderName, str], here: Mapping[HolderName, str], name
 def backtest(url: str, name: str, tmp_path: Path, *flags: str, form: str = "json") -> str:
     """Runs the command."""
     output = tmp_path / f"{name}.{form}"
-    code = run([
+    code = COMMANDS["backtest"].run([
         f"--source.prometheus={url}", f"--source.matcher=cluster=\"{name}\"", f"--since={HOURS:.0f}h",
         f"--until={UNTIL}", "--rest=0", f"--format={form}", f"--output={output}", *flags,
     ])  # fmt: skip
@@ -349,7 +349,7 @@ def test_the_suggested_policy_is_a_valid_file_and_holds_what_it_says(url: str, t
 
 def test_a_site_without_holders_has_no_backtest(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "none.txt"
-    code = run(
+    code = COMMANDS["backtest"].run(
         [
             f"--source.prometheus={url}",
             '--source.matcher=cluster="none"',

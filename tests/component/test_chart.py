@@ -266,6 +266,12 @@ def test_the_chart_passes_lint_and_schemas(helm: Helm, schemas: str, variant: st
         ({"digest": {"by": "team"}}, "value must be one of"),
         ({"digest": {"mail": {"from": "not an address"}}}, "does not match pattern"),
         ({"digest": {"mail": {"smtp": "relay:25"}}}, "digest.mail: smtp, from and to are needed together"),
+        # With these, no pod would work.
+        ({"agent": {"listenAddress": "127.0.0.1"}}, "agent.hostNetwork=true"),  # loopback of the pod
+        ({"reconciler": {"dnsPolicy": "None"}}, "reconciler.dnsConfig"),
+        ({"podMonitor": {"enabled": True, "scrapeTimeout": "30s"}}, "podMonitor.scrapeTimeout"),
+        ({"fullnameOverride": "my.gpu"}, "fullnameOverride"),
+        ({"settings": {"policy": {"unsupported_max": "1000000h"}}}, "longer than a year"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm: Helm, values: dict[str, Any], complaint: str) -> None:

@@ -254,23 +254,6 @@ def test_openshifts_own_prometheus_finds_the_pods(helm: Helm) -> None:
     assert "pods" in find(objects, "Role", "-prometheus")["rules"][0]["resources"]
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "loopback of the pod": ({"agent": {"listenAddress": "127.0.0.1"}}, "agent.hostNetwork=true"),
-    "no DNS server": ({"reconciler": {"dnsPolicy": "None"}}, "reconciler.dnsConfig"),
-    "timeout": ({"podMonitor": {"enabled": True, "scrapeTimeout": "30s"}}, "podMonitor.scrapeTimeout"),
-    "a name with a dot": ({"fullnameOverride": "my.gpu"}, "fullnameOverride"),
-    "a century": ({"settings": {"policy": {"unsupported_max": "1000000h"}}}, "longer than a year"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_values_with_which_no_pod_would_work_are_refused(helm: Helm, case: str) -> None:
-    values, text = REFUSED[case]
-    done = helm.template(values, check=False)
-    assert done.returncode != 0
-    assert text in done.stderr
-
-
 def test_durations_reach_rules_and_monitors_as_the_programs_write_them(helm: Helm) -> None:
     """PromQL knows neither 1.5h nor 30m1h."""
     alerts = {"window": "1.5h", "wait": "30m1h", "keep": "1m30s", "low_over": "1w2d", "source_window": "7d"}

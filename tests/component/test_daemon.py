@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,9 +17,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpu_exporter.agent.devices.scenario import parse_scenario
-from tests.testbed.faults import scrape_ms
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
-from tests.testbed.processes import GPU_EXPORTER, PROMPT_S, Processes, fetch, free_port, run_exporter, wait_for
+from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, run_exporter, wait_for
 from tests.testbed.servers import require
 
 QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
@@ -109,77 +105,6 @@ def test_the_daemon_serves_pages_for_people_and_probes(processes: Processes, nvm
     connection.close()
 
 
-def test_a_hung_call_withholds_only_the_values_of_its_gpu(
-    processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder, fast: str
-) -> None:
-    running, url = processes.start_exporter(*QUIET, fast, environment=nvml_environment)
-    wait_for(lambda: ("gpu_power_watts", "1") in series(fetch(f"{url}/metrics") or "") or None, "gpu 1")
-    nvml_table.set_call(1, "nvmlDeviceGetUtilizationRates", delay_s=600)
-
-    def withheld() -> dict[tuple[str, str], float] | None:
-        """The values, once those of gpu 1 are withheld and no others are."""
-        values = series(fetch(f"{url}/metrics") or "")
-        return values if [values.get(("gpu_up", str(i))) for i in range(4)] == [1, 0, 1, 1] else None
-
-    values = wait_for(withheld, "gpu 1 to be withheld")
-    assert scrape_ms(url) < 10
-    assert [("gpu_power_watts", str(i)) in values for i in range(4)] == [True, False, True, True]
-    assert values["gpu_driver_up", ""] == 1
-    assert ("gpu_observed_seconds_total", "1") in values  # counters remain
-    threads = len(os.listdir(f"/proc/{running.process.pid}/task"))
-    nvml_table.set_call(1, "nvmlDeviceGetUtilizationRates")
-    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_up", "1")) == 1, "gpu 1 to answer again")
-    assert len(os.listdir(f"/proc/{running.process.pid}/task")) <= threads + 2
-
-
-def test_when_every_gpu_hangs_the_driver_is_down_and_sigterm_works(
-    processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder, fast: str
-) -> None:
-    running, url = processes.start_exporter(*QUIET, fast, environment=nvml_environment)
-    for index in range(4):
-        nvml_table.set_call(index, "*", delay_s=600)
-    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_driver_up", "")) == 0, "gpu_driver_up 0")
-    start = time.monotonic()
-    assert running.stop(signal.SIGTERM) == 0
-    assert time.monotonic() - start < PROMPT_S
-
-
-def test_a_lost_gpu_does_not_affect_the_others_and_comes_back(
-    processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder, fast: str
-) -> None:
-    _, url = processes.start_exporter(*QUIET, fast, environment=nvml_environment)
-    nvml_table.set_call(3, "*", "NVML_ERROR_GPU_IS_LOST")
-
-    def lost() -> dict[tuple[str, str], float] | None:
-        """The values, once gpu 3 is lost and no other is."""
-        values = series(fetch(f"{url}/metrics") or "")
-        return values if [values.get(("gpu_up", str(i))) for i in range(4)] == [1, 1, 1, 0] else None
-
-    values = wait_for(lost, "gpu 3 to be lost")
-    assert ("gpu_power_watts", "3") not in values
-    assert ("gpu_power_watts", "2") in values
-    assert values["gpu_devices_visible", ""] == 3
-    assert values["gpu_devices_expected", ""] == 4
-    nvml_table.set_call(3, "*")
-    wait_for(lambda: ("gpu_power_watts", "3") in series(fetch(f"{url}/metrics") or "") or None, "gpu 3 to be back")
-
-
-def test_without_a_driver_the_daemon_keeps_running_and_finds_the_driver_later(
-    processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder
-) -> None:
-    nvml_table.table.init_rc = 9
-    running, url = processes.start_exporter(*QUIET, environment=nvml_environment)
-    values = series(fetch(f"{url}/metrics") or "")
-    assert values["gpu_driver_up", ""] == 0
-    assert ("gpu_up", "0") not in values
-    page = fetch(f"{url}/") or ""
-    assert "the NVIDIA kernel driver is not loaded" in page
-    nvml_table.table.init_rc = 0
-    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_up", "3")) == 1, "the driver to be found")
-    log = running.log()
-    assert log.count("kernel driver is not loaded") == 1
-
-
 def test_once_prints_the_metrics_and_health_of_a_running_daemon(
     processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder, tmp_path: Path
 ) -> None:
@@ -210,19 +135,6 @@ def test_once_finds_a_daemon_whose_metrics_have_another_path(
     assert served is not None
     start = "process_start_time_seconds "
     assert next(line for line in done.stdout.splitlines() if line.startswith(start)) in served
-
-
-def test_the_daemon_closes_slow_and_idle_connections(processes: Processes, nvml_environment, feeder) -> None:
-    """Clients that open connections and send nothing must not block Prometheus."""
-    _, url = processes.start_exporter(*QUIET, environment=nvml_environment)
-    port = urlsplit(url).port
-    assert port is not None
-    with contextlib.ExitStack() as stack:
-        for i in range(12):
-            slow = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            slow.sendall(b"GET /metrics HT" if i % 2 else b"")
-        for _ in range(5):
-            assert fetch(f"{url}/metrics") is not None
 
 
 def test_a_second_daemon_does_not_use_the_same_state_directory(

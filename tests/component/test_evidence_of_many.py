@@ -18,10 +18,14 @@ from tests.testbed.history_servers import VictoriaMetrics
 from tests.testbed.processes import Processes
 
 pytestmark = pytest.mark.servers
-PODS = 700
-STEP_S, STEPS = 60, 26 * 60
+PODS = 400  # whose names have 20 KB together
+STEP_S, STEPS = 120, 26 * 30
 VALUES = {"info": 1, "share_ratio": 1, "idle_run_seconds": 9000, "host_cpus": 16, "host_activity_ratio": 0.125}
-RISES = {"held_seconds_total": 60, "observed_seconds_total": 60, "busy_seconds_total": 3}  # in each step
+RISES = {
+    "held_seconds_total": STEP_S,
+    "observed_seconds_total": STEP_S,
+    "busy_seconds_total": 0.05 * STEP_S,
+}  # in each step
 
 
 def series(end: float) -> Iterator[dict[str, Any]]:
@@ -38,7 +42,7 @@ def series(end: float) -> Iterator[dict[str, Any]]:
         pod = {
             "scheduler": "kubernetes",
             "namespace": "ml",
-            "pod": f"train-{i:06d}-7d9c5b8f4d-x2x9p",
+            "pod": f"train-of-the-language-model-{i:06d}-7d9c5b8f4d-x2x9p",
             "uuid": f"GPU-{i}",
         }
         for name, value in VALUES.items():

@@ -106,12 +106,6 @@ def test_a_holder_in_the_administrators_file_has_the_reserved_gpu(cluster: Clust
     assert read(url, "gpu_exporter_attribution_conflicts_total", source="kubelet") == 0
 
 
-def test_a_tenant_cannot_name_his_pod_a_reservation(cluster: Cluster) -> None:
-    cluster.add("kai-resource-reservation-ml", RESERVATION, cluster.node.uuids[0])
-    url = cluster.start()
-    wait_for(lambda: (read(url, "gpu_allocation_idle_run_seconds", pod=RESERVATION) or 0) > 0.3, "the idle run")
-
-
 def test_a_holder_beside_a_reservation_is_never_judged_by_the_whole_gpu(cluster: Cluster) -> None:
     cluster.add("kai-resource-reservation", RESERVATION, cluster.node.uuids[0])
     cluster.add("ml", "trainer-0", cluster.node.uuids[0], UIDS[1])

@@ -22,7 +22,7 @@ from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, H
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import MarkError, timestamp
 from gpu_exporter.reconciler.slurm.live import FIELDS
-from gpu_exporter.reconciler.slurm.marker import JobMarker, read_field
+from gpu_exporter.reconciler.slurm.marker import JobMarker
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.pages import serve_page
 from tests.testbed.processes import Processes, run_exporter, wait_for
@@ -153,61 +153,6 @@ def test_a_mark_is_set_grows_and_is_removed_at_the_first_activity(cluster: Clust
     assert bench.run() == ([], [])
 
 
-@of_one_release
-def test_evidence_of_a_job_in_another_cluster_marks_no_job_here(cluster: Cluster, bench: Bench) -> None:
-    job, start = run_job(cluster)
-    bench.runs[job] = (start, 2.5)
-    bench.cluster = "elsewhere"
-    assert bench.run() == ([], ["cluster"])
-    assert cluster.read(job) == ""
-    bench.cluster = "lab"
-    assert bench.run() == (["written"], [])
-
-
-def observed_until(cluster: Cluster, job: str) -> float:
-    return parse_timestamp(read_field(cluster.read(job), "observed-until")) or 0.0
-
-
-@of_one_release
-def test_marks_are_renewed_with_evidence_and_keep_their_age_over_restarts(cluster: Cluster, bench: Bench) -> None:
-    job, start = run_job(cluster)
-    bench.runs[job] = (start, 2.5)
-    assert bench.run() == (["written"], [])
-    bench.clock.stopped = first = observed_until(cluster, job)
-    written = []
-    for bench.clock.ahead in range(30, 301, 30):
-        bench.restart()
-        written += bench.run()[0]
-    assert written == ["renewed"] * 2  # every quarter of ten minutes
-    assert observed_until(cluster, job) - first == 300
-    assert cluster.read(job).startswith("gpu-exporter.io/utilization=underused;since=20")
-    bench.runs.clear()
-    bench.clock.ahead = 300.0 + 599.0
-    bench.restart()
-    assert bench.run() == ([], [])
-    bench.clock.ahead += 1.0
-    bench.restart()
-    assert bench.run() == (["withdrawn"], [])
-    assert cluster.read(job) == ""
-
-
-@of_one_release
-def test_a_mark_of_an_older_release_is_renewed_with_evidence_and_removed_without(
-    cluster: Cluster, bench: Bench
-) -> None:
-    job, start = run_job(cluster)
-    assert bench.run() == ([], [])  # the cycle has evidence; without it, an old mark would be removed at once
-    old = f"{cluster.field}=gpu-exporter.io/utilization=underused;since=2026-01-01T00:00:00Z;gpus=1"
-    cluster.slurm.run("scontrol", "update", f"JobId={job}", old)
-    bench.runs[job] = (start, 2.5)
-    assert bench.run() == (["renewed"], [])
-    assert observed_until(cluster, job) > time.time() - 30
-    cluster.slurm.run("scontrol", "update", f"JobId={job}", old)
-    bench.runs.clear()
-    assert bench.run() == (["withdrawn"], [])
-    assert cluster.read(job) == ""
-
-
 def test_without_evidence_the_mark_of_a_requeued_job_is_removed_at_once(cluster: Cluster, bench: Bench) -> None:
     """A requeued job keeps the mark of its last run. Prometheus is down while the job starts again."""
     job, start = run_job(cluster, "--requeue")
@@ -322,18 +267,6 @@ def test_the_dry_run_shows_job_ids_as_users_write_them_and_the_field(
     assert done.stdout.startswith(f"job {array}_") and done.stdout.endswith(
         f" [{other}]: underused: would be withdrawn with --apply\n"
     )
-
-
-@of_one_release
-def test_the_reconciler_never_overwrites_a_text_of_the_owner(cluster: Cluster, bench: Bench) -> None:
-    job, start = run_job(cluster)
-    text = "mine; gpu-exporter.io/utilization=underused"
-    cluster.slurm.run("scontrol", "update", f"JobId={job}", f"{cluster.field}={text}")
-    bench.runs[job] = (start, 2.5)
-    assert bench.run() == ([], ["foreign"])
-    bench.runs.clear()
-    assert bench.run() == ([], [])
-    assert cluster.read(job) == text
 
 
 def test_a_restarted_job_is_not_marked_and_loses_its_old_mark(cluster: Cluster, bench: Bench) -> None:

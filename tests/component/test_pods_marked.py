@@ -90,20 +90,6 @@ def test_a_pod_that_changed_since_it_was_read_is_marked_in_the_next_cycle(
     assert bench.run() == (["written"], [])
 
 
-def test_without_evidence_marks_remain_for_a_while_and_are_then_removed(bench: Bench) -> None:
-    uid = bench.run_pod("train")
-    bench.source.pods["train"] = (uid, 130.0)
-    bench.run()
-    bench.source.answers = False
-    bench.clock.stopped = seconds(bench.annotations("train")[OBSERVED])
-    bench.clock.ahead = 599.0
-    assert bench.run() == ([], [])
-    assert bench.labels("train")[LABEL] == "underused"
-    bench.clock.ahead = 600.0
-    assert bench.run() == (["withdrawn"], [])
-    assert LABEL not in bench.labels("train")
-
-
 def test_the_reconciler_renews_the_evidence_on_a_pod_but_not_in_every_cycle(bench: Bench) -> None:
     uid = bench.run_pod("train", labels={"app": "mine"})
     bench.source.pods["train"] = (uid, 130.0)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.testbed.cgroups import Places
-from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.process_node import QUIET, Node, job, read, states
 from tests.testbed.processes import fetch, wait_for
 
@@ -92,35 +91,6 @@ def test_a_gpu_that_an_unknown_pod_uses_is_not_free(node: Node, tmp_path: Path) 
     assert f"ops/prober-0/{'f' * 12}" in table and f"container {'d' * 12}" in table
     node.list_on(1)
     wait_for(lambda: read(url, "gpu_allocated", gpu="1") == 0, "the GPU to be free again")
-
-
-def test_a_pod_that_the_kubelet_maps_to_another_pods_gpu_is_unknown(node: Node, tmp_path: Path) -> None:
-    kubelet = Kubelet(tmp_path / "kubelet.sock")
-    kubelet.start()
-    try:
-        other = "7922aa99-d4aa-4885-a953-82976860b23a"
-        for position, (pod, uid) in enumerate((("trainer-0", UID), ("trainer-1", other))):
-            begin_container(tmp_path / "pods", f"ml_{pod}_{uid}")
-            kubelet.pods["ml", pod] = {"main": {"nvidia.com/gpu": [node.uuids[position]]}}
-        node.list_on(0, node.start_process(POD.replace(UID, other)))
-        node.list_on(1, node.start_process(POD))
-        node.hold()
-        flags = (f"--attribution.kubelet.socket={kubelet.socket}", f"--attribution.kubelet.logs={tmp_path}/pods")
-        url = node.start("--attribution.kubelet", *flags)
-        expected = {
-            "trainer-0": "processes of pod ml/trainer-1 run here, but kubelet reports pod ml/trainer-0",
-            "trainer-1": "processes of pod ml/trainer-0 run here, but kubelet reports pod ml/trainer-1",
-        }
-        wait_for(
-            lambda: states(url, "pod") == {p: ("unknown", e) for p, e in expected.items()} or None, "both to be so"
-        )
-        assert read(url, RUN, pod="trainer-0") is None
-        node.list_on(0, node.start_process(POD))
-        node.list_on(1)
-        wait_for(lambda: (read(url, RUN, pod="trainer-0") or 0) > 0, "the pod that is seen at work")
-        assert states(url, "pod")["trainer-1"][0] == "unknown"
-    finally:
-        kubelet.stop()
 
 
 def test_only_the_mig_instance_with_another_holders_process_is_contradicted(node: Node) -> None:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -283,16 +284,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         yield Prometheus(processes, directory, {})
 
 
-def source(server: Prometheus, matcher: str = 'job="gpu-exporter"') -> PromQLSource:
-    return PromQLSource(
-        PromQLOptions(
-            address=parse_address(server.url),
-            candidate_after_s=POLICY.candidate_after,
-            window_s=POLICY.underused_after,
-            matcher=matcher,
-        ),
-        clock=SYSTEM_CLOCK,
-    )
+def source(
+    server: Prometheus, matcher: str = 'job="gpu-exporter"', policy: Policy = POLICY, **options: Any
+) -> PromQLSource:
+    about = PromQLOptions(parse_address(server.url), policy.candidate_after, policy.underused_after, matcher)
+    parts = {name: options.pop(name) for name in ("fetch", "peaks", "pauses") if name in options}
+    return PromQLSource(about._replace(**options), SYSTEM_CLOCK, **parts)
 
 
 @pytest.fixture(scope="module")
@@ -356,15 +353,7 @@ def test_holders_of_exporters_that_stopped_are_unseen_unless_another_exporter_sh
 
 
 def test_explain_finds_an_array_task_that_is_not_suspected(prometheus: Prometheus) -> None:
-    asked = PromQLSource(
-        PromQLOptions(
-            address=parse_address(prometheus.url),
-            candidate_after_s=1e6,
-            window_s=86_400.0,
-            matcher='job="gpu-exporter"',
-        ),
-        clock=SYSTEM_CLOCK,
-    )
+    asked = source(prometheus, candidate_after_s=1e6, window_s=86_400.0)
     assert asked.read_evidence().holders == ()
     (found,) = asked.read_evidence([HolderName("slurm", "", "10_1")]).holders
     assert (found.name.name, found.users_id) == ("13", "10_1")
@@ -393,34 +382,13 @@ def test_an_enforced_namespace_is_refused_with_the_remedy(prometheus: Prometheus
 
 
 def test_policies_get_the_model_of_each_gpu(prometheus: Prometheus) -> None:
-    windows = POLICY.candidate_after, POLICY.underused_after
-    asking = PromQLSource(
-        PromQLOptions(
-            address=parse_address(prometheus.url),
-            candidate_after_s=windows[0],
-            window_s=windows[1],
-            matcher='job="gpu-exporter"',
-            asks_models=True,
-        ),
-        clock=SYSTEM_CLOCK,
-    )
+    asking = source(prometheus, asks_models=True)
     found = {each.name.name: {unit.model for unit in each.units} for each in asking.read_evidence().holders}
     assert (found["1"], found["5"]) == ({"NVIDIA A100"}, {""})
 
 
 def test_host_work_is_evidence_only_for_the_holders_that_do_it(prometheus: Prometheus) -> None:
-    windows = POLICY.candidate_after, POLICY.underused_after
-    limits = HostLimits(POLICY.host_busy_ratio, POLICY.host_busy_io)
-    asked = PromQLSource(
-        PromQLOptions(
-            address=parse_address(prometheus.url),
-            candidate_after_s=windows[0],
-            window_s=windows[1],
-            matcher='job="gpu-exporter"',
-            host=limits,
-        ),
-        clock=SYSTEM_CLOCK,
-    ).read_evidence()
+    asked = source(prometheus, host=HostLimits(POLICY.host_busy_ratio, POLICY.host_busy_io)).read_evidence()
     units = {each.name.name: each.units[0] for each in asked.holders}
     assert {name: unit.host_cpu_ratio for name, unit in units.items() if unit.host_cpu_ratio} == {"7": 0.5}
     assert {name: unit.host_io_bytes_per_s for name, unit in units.items() if unit.host_io_bytes_per_s} == {"6": 3e7}
@@ -433,16 +401,8 @@ def test_host_work_is_evidence_only_for_the_holders_that_do_it(prometheus: Prome
 
 
 def test_past_work_on_the_host_counts_for_half_an_hour(prometheus: Prometheus) -> None:
-    asked = PromQLSource(
-        PromQLOptions(
-            address=parse_address(prometheus.url),
-            candidate_after_s=POLICY.candidate_after,
-            window_s=POLICY.underused_after,
-            matcher='job="gpu-exporter"',
-            host=HostLimits(POLICY.host_busy_ratio, POLICY.host_busy_io, 4 * 3600.0),
-        ),
-        clock=SYSTEM_CLOCK,
-    ).read_evidence()
+    limits = HostLimits(POLICY.host_busy_ratio, POLICY.host_busy_io, 4 * 3600.0)
+    asked = source(prometheus, host=limits).read_evidence()
     ages = {each.name.name: each.units[0].host_work_age_s for each in asked.holders}
     assert {job: round((age or 0.0) / 60) for job, age in ages.items() if job in ("1", "14", "15")} == {
         "1": 0,
@@ -468,18 +428,8 @@ def test_a_holder_whose_idle_runs_are_interrupted_is_evidence_and_counted(
 def paused(server: Prometheus, pause_when: str, policy: Policy = POLICY) -> tuple[Decision, Evidence]:
     """The decision on job 1 and its evidence, of a reconciler that has just started."""
     policy = policy._replace(pause_when=pause_when)
-    windows = policy.candidate_after, policy.underused_after
-    asked = PromQLSource(
-        PromQLOptions(
-            address=parse_address(server.url),
-            candidate_after_s=windows[0],
-            window_s=windows[1],
-            matcher='job="gpu-exporter"',
-        ),
-        clock=SYSTEM_CLOCK,
-        fetch=fetch_text,
-        pauses=Pauses(policy.pause_when, Rulebook(policy).longest_s),
-    ).read_evidence()
+    pauses = Pauses(policy.pause_when, Rulebook(policy).longest_s)
+    asked = source(server, policy=policy, pauses=pauses).read_evidence()
     (decision,) = [each for each in decide(asked, policy) if each.name == HolderName("slurm", "", "1")]
     return decision, asked
 
@@ -545,18 +495,7 @@ def test_pods_with_a_low_load_in_their_busiest_hour_are_found(prometheus: Promet
         return fetch_text(address, form, most_bytes, within_s)
 
     peaks = Peaks(POLICY.sharing_below, POLICY.sharing_window, SYSTEM_CLOCK)
-    windows = POLICY.candidate_after, POLICY.underused_after
-    api = PromQLSource(
-        PromQLOptions(
-            address=parse_address(prometheus.url),
-            candidate_after_s=windows[0],
-            window_s=windows[1],
-            matcher='job="serving"',
-        ),
-        clock=SYSTEM_CLOCK,
-        fetch=count,
-        peaks=peaks,
-    )
+    api = source(prometheus, 'job="serving"', fetch=count, peaks=peaks)
     assert api.read_evidence().sharing == {}
     assert "bottomk" in "".join(asked[-2:]), "a hint is asked for last, and is there in the next cycle"
     evidence = api.read_evidence()

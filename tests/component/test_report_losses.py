@@ -6,6 +6,7 @@ What nobody saw is unknown or named, and never idle, free, or counted for a pod 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,14 @@ import pytest
 from tests.testbed.history import HOUR
 from tests.testbed.history_servers import prometheus, write_blocks
 from tests.testbed.processes import Processes
-from tests.testbed.report_sites import Case, Truth, check_case, report
+from tests.testbed.report_sites import Case, Truth, add, check_case, report
 from tests.testbed.site_series import KSM, WORKS, ZERO, Busy, Site, between, pulses
 
 pytestmark = pytest.mark.servers
 NEVER = (0.0, 0.0)
 CASES: dict[str, Case] = {}
+case = partial(add, CASES)
 KSM_TARGET = "kube-state-metrics", "10.0.0.9:8080"
-
-
-def case(hours: float = 6, interval: float = 30) -> Callable[[Callable[[Site], Truth]], Callable[[Site], Truth]]:
-    def add(build: Callable[[Site], Truth]) -> Callable[[Site], Truth]:
-        CASES[build.__name__] = Case(build, hours, interval, ())
-        return build
-
-    return add
 
 
 def hourly(site: Site, first: float, last: float, hours: range) -> Callable[[float], bool]:

@@ -5,28 +5,22 @@ No pod has all hours of a GPU that it shares, and no work of a shared GPU is tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.testbed.report_sites import Case, Hours, Truth, check_case
+from tests.testbed.report_sites import Case, Hours, Truth, add, check_case
 from tests.testbed.site_series import KSM, ZERO, Site
 
 pytestmark = pytest.mark.servers
 NEVER = (0.0, 0.0)
 CASES: dict[str, Case] = {}
+case = partial(add, CASES)
 KSM_TARGET = "kube-state-metrics", "10.0.0.9:8080"
 TOLD = "{} GPU-hours of GPUs that several pods share: .*--kubernetes-virtual-gpus"
-
-
-def case(hours: float = 6) -> Callable[[Callable[[Site], Truth]], Callable[[Site], Truth]]:
-    def add(build: Callable[[Site], Truth]) -> Callable[[Site], Truth]:
-        CASES[build.__name__] = Case(build, hours, 30, ())
-        return build
-
-    return add
 
 
 def pods(site: Site, names: str, start: float = 0.0, end: float | None = None) -> None:

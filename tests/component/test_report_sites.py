@@ -6,8 +6,9 @@ Each case is a small site in a real server. It has a shape that real sites have 
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -17,7 +18,7 @@ import pytest
 from tests.testbed.history import HOUR
 from tests.testbed.history_servers import prometheus, write_blocks
 from tests.testbed.processes import Processes
-from tests.testbed.report_sites import Case, Hours, Truth, check, check_case, report
+from tests.testbed.report_sites import Case, Hours, Truth, add, check, check_case, report
 from tests.testbed.site_series import KSM, WORKS, ZERO, Site, between, pulses, steady, uuid
 
 pytestmark = pytest.mark.servers
@@ -30,14 +31,7 @@ CASES: dict[str, Case] = {}  # in one server, each with its own value of the lab
 ALONE: dict[str, Case] = {}  # in a server of their own, without this label
 
 
-def case(
-    hours: float = 6, interval: float = 30, *flags: str, alone: bool = False
-) -> Callable[[Callable[[Site], Truth]], Callable[[Site], Truth]]:
-    def add(build: Callable[[Site], Truth]) -> Callable[[Site], Truth]:
-        (ALONE if alone else CASES)[build.__name__] = Case(build, hours, interval, flags)
-        return build
-
-    return add
+case, alone = partial(add, CASES), partial(add, ALONE)
 
 
 # Who works is not idle.
@@ -232,7 +226,7 @@ def nvidia_gpu_exporter_of_the_default_service_monitor(site: Site) -> Truth:
     return Truth({"present": 24, "free": 0, "taken": 24}, {"ml/train": {"held": 24, "used": 24}})
 
 
-@case(alone=True)
+@alone()
 def an_address_and_the_label_cluster_on_the_exporter_only(site: Site) -> Truth:
     """As the default ServiceMonitor: the instance is the address of the exporter's pod."""
     own = {"namespace": "monitoring", "pod": "nvidia-gpu-exporter-x7k2p"}
@@ -335,7 +329,7 @@ def uuid_in_lower_case(site: Site) -> Truth:
     return Truth({"held": 12, "present": 12, "free": 0}, {**thirds, "ml/quarter": {"held": 6, "idle": (1.2, 1.55)}})
 
 
-@case(alone=True)
+@alone()
 def cluster_on_the_series_of_the_exporter_only(site: Site) -> Truth:
     site.gpu("n1", 1, "a", cluster="east")
     site.gpu("n1", 2, busy=ZERO, cluster="east")
@@ -343,7 +337,7 @@ def cluster_on_the_series_of_the_exporter_only(site: Site) -> Truth:
     return Truth({"present": 12, "free": 6}, {"ml/a": {"held": 6, "used": 6}})
 
 
-@case(alone=True)
+@alone()
 def cluster_on_the_series_of_kube_state_metrics_only(site: Site) -> Truth:
     site.gpu("n1", 1, "a")
     site.gpu("n1", 2, busy=ZERO)
@@ -351,7 +345,7 @@ def cluster_on_the_series_of_kube_state_metrics_only(site: Site) -> Truth:
     return Truth({"present": 12, "free": 6}, {"ml/a": {"held": 6, "used": 6}})
 
 
-@case(alone=True)
+@alone()
 def clusters_with_another_label_on_kube_state_metrics(site: Site) -> Truth:
     """The label cluster is only on the series of dcgm-exporter. Both clusters have a node n1."""
     for cluster, number in (("east", 1), ("west", 2)):
@@ -369,7 +363,7 @@ def clusters_with_another_label_on_kube_state_metrics(site: Site) -> Truth:
     return Truth({"held": 24, "present": 24, "free": NEVER}, holders, (told,))
 
 
-@case(alone=True)
+@alone()
 def clusters_with_another_label_on_the_exporter(site: Site) -> Truth:
     """The label cluster is only on the series of kube-state-metrics."""
     for cluster, number in (("east", 1), ("west", 2)):
@@ -385,7 +379,7 @@ def clusters_with_another_label_on_the_exporter(site: Site) -> Truth:
     return Truth({"held": 24, "present": 24, "free": NEVER}, holders)
 
 
-@case(alone=True)
+@alone()
 def clusters_of_which_one_has_another_label(site: Site) -> Truth:
     """Both exporters of the second cluster have it, so its label cluster is empty."""
     for number, about in ((1, {"cluster": "east"}), (2, {"k8s_cluster": "west"})):

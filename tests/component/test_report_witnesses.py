@@ -5,7 +5,7 @@ No GPU at which one source saw work is idle, and no GPU that may be held is free
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,16 @@ import pytest
 
 from tests.testbed.history import HOUR
 from tests.testbed.history_worlds import H100
-from tests.testbed.report_sites import Case, Hours, Truth, check_case
+from tests.testbed.report_sites import Case, Hours, Truth, add, check_case
 from tests.testbed.site_series import KSM, WORKS, ZERO, Site, Value, pulses, steady, uuid
 
 pytestmark = pytest.mark.servers
 NEVER = (0.0, 0.0)
 REQUESTS = "kube_pod_container_resource_requests"
 CASES: dict[str, Case] = {}
+case = add(CASES)
 BARE = {"namespace": "", "pod": ""}  # of a target outside Kubernetes
 KSM_TARGET = "kube-state-metrics", "10.0.0.9:8080"
-
-
-def case(build: Callable[[Site], Truth]) -> Callable[[Site], Truth]:
-    CASES[build.__name__] = Case(build, 6, 30, ())
-    return build
 
 
 # One source sees work, another does not.

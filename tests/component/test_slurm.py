@@ -20,8 +20,7 @@ from gpu_exporter.agent.attribution.slurm.source import SlurmSource
 from gpu_exporter.agent.attribution.source import Answer
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.model.rows import join_rows
-from gpu_exporter.common.vendor import NVIDIA
-from tests.component.slurm_host import FLAGS, MINORS, PROLOG, SCENARIO, Host, idx_of, options_of, plug, requests, run_as
+from tests.component.slurm_host import FLAGS, MINORS, PROLOG, SCENARIO, Host, idx_of, plug, requests, run_as, source_of
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, wait_for
@@ -179,13 +178,7 @@ def test_gpus_of_a_drained_down_or_reserved_node_are_not_free(slurm: Slurm, host
     held = ["unknown"]  # a job that is too young for a state
     assert states() == [*["free"] * (GPUS - 1), *held]
     clock = StoppableClock()
-    source = SlurmSource(
-        options_of(slurm),
-        run=run_as(slurm),
-        clock=clock,
-        pace=Pace(1.0),
-        vendor=NVIDIA,
-    )
+    source = source_of(slurm, clock=clock, pace=Pace(1.0))
     try:
         assert source.poll().closed == ""
         update("drain")
@@ -224,11 +217,7 @@ def test_gpus_of_hidden_jobs_are_held_without_a_name(slurm: Slurm) -> None:
     job = slurm.submit("--gres=gpu:2", *ON_N0)
 
     def poll(user: str) -> Answer:
-        return SlurmSource(
-            options_of(slurm),
-            run=run_as(slurm, user),
-            vendor=NVIDIA,
-        ).poll()
+        return source_of(slurm, run_as(slurm, user)).poll()
 
     seen = poll("")
     assert [(c.holder.job_id, c.device) for c in seen.grants] == [(job, "0"), (job, "1")]
@@ -239,17 +228,6 @@ def test_gpus_of_hidden_jobs_are_held_without_a_name(slurm: Slurm) -> None:
         ("hidden", "", "1", False),
     ]
     assert (hidden.problem, hidden.notice.startswith("IDX 0, 1 in use by jobs that squeue does not list")) == ("", True)
-
-
-def test_filters_in_the_environment_hide_no_job(slurm: Slurm, host: Host) -> None:
-    job = slurm.submit("--gres=gpu:1", *ON_N0)
-    host.environment |= {
-        "SQUEUE_USERS": "root",
-        "SQUEUE_STATES": "PENDING",
-        "SLURM_CLUSTERS": "other",
-        "SQUEUE_FORMAT": "%i",
-    }
-    assert host.held() == {job: {host.uuid_of_minor[0]}}
 
 
 def test_a_wrong_name_of_the_node_is_reported_with_the_flag_that_corrects_it(slurm: Slurm, host: Host) -> None:
@@ -266,12 +244,7 @@ def test_a_wrong_name_of_the_node_is_reported_with_the_flag_that_corrects_it(slu
 def test_a_job_that_releases_a_node_holds_fewer_gpus(slurm: Slurm, host: Host) -> None:
     job = slurm.submit("--gres=gpu:2", "-N2", "-n2")
     clock = ManualClock()
-    source = SlurmSource(
-        options_of(slurm),
-        run=run_as(slurm),
-        clock=clock,
-        vendor=NVIDIA,
-    )
+    source = source_of(slurm, clock=clock)
     assert {grant.holder.units for grant in source.poll().grants} == {4}
     slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
     clock.advance(JOB_EACH_S)
@@ -286,14 +259,7 @@ def test_a_quiet_node_hardly_asks_the_controller(slurm: Slurm, host: Host) -> No
     working = slurm.submit("--gres=gpu:1", *ON_N0)
     others = [slurm.submit("-w", "n1", "-N1") for _ in range(3)]
     clock = ManualClock()
-    pace = Pace(60.0, lambda: 0.0)
-    source = SlurmSource(
-        options_of(slurm),
-        run=run_as(slurm),
-        clock=clock,
-        pace=pace,
-        vendor=NVIDIA,
-    )
+    source = source_of(slurm, clock=clock, pace=Pace(60.0, lambda: 0.0))
     assert [grant.holder.job_id for grant in source.poll().grants] == [working]
     before = requests(slurm)
     for _ in range(120):
@@ -377,7 +343,7 @@ def test_jobs_keep_their_gpus_when_a_gpu_leaves_the_list_over_a_restart(
 def test_nodes_whose_prolog_writes_files_send_no_request(
     release: str, processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable
 ) -> None:
-    """Ten minutes with 200 exporters of node n0. Before that, slurmd itself runs the shipped prolog and epilog."""
+    """Ten minutes with 5 exporters of node n0. Before that, slurmd itself runs the shipped prolog and epilog."""
     layout = Layout(
         files={name: text.replace("/run/gpu-exporter/jobs", "{root}/jobs") for name, text in PROLOG.items()},
         settings="PrologFlags=Contain\nProlog={root}/etc/prolog.sh\nEpilog={root}/etc/epilog.sh\n",
@@ -391,15 +357,7 @@ def test_nodes_whose_prolog_writes_files_send_no_request(
             second: "gpus=1,2",
         }
         clock = StoppableClock()
-        nodes = [
-            SlurmSource(
-                options_of(slurm, job_files=files),
-                run=run_as(slurm),
-                clock=clock,
-                vendor=NVIDIA,
-            )
-            for _ in range(200 if release == "22.05" else 5)
-        ]
+        nodes = [source_of(slurm, clock=clock, job_files=files) for _ in range(5)]
 
         def poll() -> None:
             clock.later += 5.0
@@ -442,7 +400,7 @@ def test_the_prologs_files_equal_the_answers_of_slurmctld(release: str, processe
             return run_as(slurm)(command, timeout_s)
 
         def source(ask: Callable[[Sequence[str], float], str]) -> SlurmSource:
-            return SlurmSource(options_of(slurm, job_files=slurm.root / "jobs"), run=ask, vendor=NVIDIA)
+            return source_of(slurm, ask, job_files=slurm.root / "jobs")
 
         def facts(answer: Answer) -> list[tuple[Any, ...]]:
             """The facts of every grant that a prolog gets. Before 23.02 a prolog gets no start time."""
@@ -519,7 +477,7 @@ def test_files_show_whole_gpus_beside_shared_gpus(
 
         files, clock = slurm.root / "jobs", StoppableClock()
         clock.halted = clock.monotonic()  # on a busy machine, these steps may take longer than a minute
-        exporter = SlurmSource(options_of(slurm, job_files=files), run=run, clock=clock, vendor=NVIDIA)
+        exporter = source_of(slurm, run, clock, job_files=files)
 
         def shares() -> list[str]:
             clock.later += 1.0
@@ -565,12 +523,7 @@ def test_jobs_have_their_mig_devices_beside_whole_gpus(release: str, processes: 
     opened |= {f"nvidia{minor}": ("minor", str(minor)) for minor in (0, 1)}
     with start_slurm(processes, chroot_of(release), PARTS) as slurm:
         jobs = [slurm.submit(f"--gres=gpu:{kind}:1") for kind in ("1g.10gb", "h100", "1g.10gb", "h100")]
-        source = SlurmSource(
-            options_of(slurm, procfs=tmp_path),
-            run=run_as(slurm),
-            vendor=NVIDIA,
-        )
-        answer = source.poll()
+        answer = source_of(slurm, procfs=tmp_path).poll()
         files = re.findall(r"gpu device number \d+\([^)]*/(nvidia[^/)]+)\):", slurm.node.log())[:8]
         truth = [opened[name] for name in files if name in opened]
         assert len(truth) == 4

@@ -21,12 +21,10 @@ from typing import NamedTuple
 
 import pytest
 
-from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import SourceError
 from gpu_exporter.agent.runtime.reading import ONE_READING
 from gpu_exporter.common.model.holders import HolderKey
-from gpu_exporter.common.vendor import NVIDIA
-from tests.component.slurm_host import FLAGS, PROLOG, SCENARIO, plug, run_as
+from tests.component.slurm_host import FLAGS, PROLOG, SCENARIO, plug, source_of
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, Running, fetch, run_exporter, wait_for
 from tests.testbed.slurm import GPUS, Layout, Slurm, chroot_of, start_slurm
@@ -199,13 +197,7 @@ def site(
 
 def watch(slurm: Slurm, holders: set[HolderKey], stop: threading.Event) -> None:
     """Poll a second source like the exporter's, to record the holders of the runs."""
-    source = SlurmSource(
-        SlurmOptions(
-            node="n0", timeout_s=60.0, gres_conf=slurm.root / "etc" / "gres.conf", job_files=slurm.root / "jobs"
-        ),
-        run=run_as(slurm),
-        vendor=NVIDIA,
-    )
+    source = source_of(slurm, job_files=slurm.root / "jobs", procfs=Path("/proc"))
     while not stop.wait(5.0):
         with contextlib.suppress(SourceError):  # slurmctld is unavailable
             answer = source.poll()

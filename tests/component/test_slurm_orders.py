@@ -17,10 +17,9 @@ from gpu_exporter.agent.attribution.slurm.gres import boot as boots
 from gpu_exporter.agent.attribution.slurm.gres import files
 from gpu_exporter.agent.attribution.slurm.gres.epochs import BEFORE, SKEW_S
 from gpu_exporter.agent.attribution.slurm.pace import Pace
-from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
+from gpu_exporter.agent.attribution.slurm.source import SlurmSource
 from gpu_exporter.agent.attribution.source import Answer
-from gpu_exporter.common.vendor import NVIDIA
-from tests.component.slurm_host import run_as
+from tests.component.slurm_host import source_of
 from tests.testbed.processes import Processes, wait_for
 from tests.testbed.slurm import GPUS, Layout, Slurm, chroot_of, start_slurm
 
@@ -40,12 +39,8 @@ class Node:
 
     def begin(self, state: Path | None = None, procfs: Path = Path("/proc")) -> SlurmSource:
         """Start the exporter again."""
-        return SlurmSource(
-            SlurmOptions(node="n0", timeout_s=60.0, gres_conf=self.gres_conf, state=state or self.state, procfs=procfs),
-            run=run_as(self.slurm),
-            pace=Pace(1.0),
-            vendor=NVIDIA,
-        )
+        about = {"gres_conf": self.gres_conf, "state": state or self.state, "procfs": procfs}
+        return source_of(self.slurm, pace=Pace(1.0), **about)
 
     def submit(self, *flags: str) -> str:
         """Submit a job, and wait until the exporter has seen it: a slow slurmctld is asked less often."""

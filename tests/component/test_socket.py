@@ -140,7 +140,7 @@ def plant(state: Path) -> dict[str, bytes | None]:
     state.mkdir()
     for name in ("state", "slurm-jobs.json", "slurm-orders.json", "slurm-users.json", "identity.key", "lock"):
         os.mkfifo(state / name, 0o666)
-    (state / "devices.json").write_text('{"version": 1, "boot_id": "x", "devices": []}')
+    (state / "devices.json").write_text('{"version": 1, "boot_id": "x", "devices": [], "seen": {}, "left_out": []}')
     state.chmod(0o1777)
     return {path.name: path.read_bytes() if path.is_file() else None for path in state.iterdir()}
 

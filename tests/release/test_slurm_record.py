@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.component.slurm_host import PROLOG, SCENARIO, plug, run_as
+from tests.component.slurm_host import PROLOG, SCENARIO, plug, source_of
 from tests.component.test_slurm_hours import are_read_for, read_hours, settled_page
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, Running, fetch, wait_for
 from tests.testbed.slurm import GPUS, RECORDED, Layout, Slurm, chroot_of, start_slurm
 
-from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import SourceError
 from gpu_exporter.common.model.holders import HolderKey
-from gpu_exporter.common.vendor import NVIDIA
 
 pytestmark = pytest.mark.slurm
 AWAY_S = 12.0  # how long an exporter is stopped
@@ -286,17 +284,7 @@ def _make_commands(slurm: Slurm) -> Path:
 def watch(slurm: Slurm, nodes: list[str], holders: set[tuple[str, HolderKey]], stop: threading.Event) -> None:
     """Poll a second source on each node like the exporter's, to record the holders of the runs."""
     sources = {
-        node: SlurmSource(
-            SlurmOptions(
-                node=node,
-                timeout_s=60.0,
-                gres_conf=slurm.root / "etc" / "gres.conf",
-                job_files=slurm.root / "jobs" / node,
-            ),
-            run=run_as(slurm),
-            vendor=NVIDIA,
-        )
-        for node in nodes
+        node: source_of(slurm, node=node, job_files=slurm.root / "jobs" / node, procfs=Path("/proc")) for node in nodes
     }
     while not stop.wait(5.0):
         for node, source in sources.items():

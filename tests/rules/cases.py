@@ -19,7 +19,7 @@ from tests.rules.world import BUSY, RECONCILER, Node, World, always, throttled
 
 
 def all_cases() -> list[Case]:
-    """Every case. promtool takes a second or two for each of them."""
+    """Every case."""
     short = [replace(case, settings={"low_over": "2h"}) for case in (*low(), *named())]
     cases = [
         *owners(),

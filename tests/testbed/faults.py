@@ -133,24 +133,22 @@ class Rig:
 
 HEADER = """# What happens when something breaks
 
-Each row is a test (`tests/component/faults`), which causes one fault in a running exporter with {count} simulated GPUs. A
-fault of one GPU affects GPU 3. In rows with "8 fresh", the fault affects a ninth GPU.
+Each row is a test (`tests/component/faults`), which causes one fault in a running exporter with {count} simulated GPUs.
+During a fault of one GPU (GPU 3, or a ninth GPU), all other GPUs stay fresh.
 
-- *fresh*: current values of the GPU.
+- *fresh*: current values.
 - *lost*: `gpu_up` is 0, the counters of the GPU stop, and its gauges are absent.
 - *nothing*: no series of the GPU.
-- *the same*: the same as in the column before.
 - *visible 7 of 8*: `gpu_devices_visible` is 7, and `gpu_devices_expected` is 8.
 - *next cycle*: in the first cycle after the end of the fault.
 - *page*: the status page. *row*: the row of the GPU on this page. *JSON*: `/api/v1/status`.
 - *GpuUnusable*, *GpuLost*, *GpuMissing*: [alerts](../alerts/runbook.md).
 
-If a row names no other step, the process continues, and recovers by itself. The exporter answers every scrape. If no
-other program uses the machine, an answer takes at most 10 ms. The exporter never publishes an old value as a present
-value, and counts no time of the fault as idle.
+If a row names no other step, the process continues, and recovers by itself. The exporter answers every scrape, within
+10 ms on a quiet machine. It never publishes an old value as a present value, and counts no time of the fault as idle.
 
-| fault | the GPU shows | the other GPUs | signs | recovery |
-| --- | --- | --- | --- | --- |
+| fault | GPUs with the fault | signs | recovery |
+| --- | --- | --- | --- |
 """
 
 
@@ -160,9 +158,9 @@ class FaultTable:
     def __init__(self) -> None:
         self.rows: dict[str, tuple[str, ...]] = {}
 
-    def add(self, fault: str, shows: str, others: str, signs: str, recovery: str) -> None:
+    def add(self, fault: str, shows: str, signs: str, recovery: str) -> None:
         assert fault not in self.rows, fault
-        self.rows[fault] = (fault, shows, others, signs, recovery)
+        self.rows[fault] = (fault, shows, signs, recovery)
 
     def render(self, order: list[str], count: int, page: str) -> str:
         """The table. Rows of tests that did not run, or that ran in another process, are those of `page`."""

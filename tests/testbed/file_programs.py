@@ -52,11 +52,11 @@ from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.client.api import connect
 from gpu_exporter.reconciler.pause import PauseFile, PauseNote
+from gpu_exporter.reconciler.telemetry import Telemetry
 from gpu_exporter.reconciler.texts import TextFiles
 from gpu_exporter.reports.jobs.entries import read_records
 from gpu_exporter.reports.jobs.names import AskedJob
 from tests.testbed.pki import Authority
-from tests.testbed.proven import Tally
 
 WALL = 1_800_000_000.0
 CLOSED = "closed"
@@ -407,7 +407,7 @@ def write_journal(path: Path) -> Path:
 def record_of(path: Path) -> Record:
     clock = ManualClock()
     clock.advance(WALL - clock.wall())
-    return Record(texts_in(path.parent), Tally(), clock, 14 * 86_400.0)
+    return Record(texts_in(path.parent), Telemetry(), clock, 14 * 86_400.0)
 
 
 def write_record(path: Path, ident: str = "id1") -> Path:

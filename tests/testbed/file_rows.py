@@ -412,7 +412,6 @@ EXEMPT = {
     "agent/ledger/state.py:read_boot_id": PROC,
     "agent/sampling/driver.py:Driver.ask": NO_FILE,
     "agent/sampling/reader.py:Readers._open": NO_FILE,
-    "cli/completion.py:run": "a file of the package",
     "cli/output.py:prepare_streams": "/dev/null, and standard input",
     "common/fetch.py:fetch_text": NO_FILE,
     "common/files.py:in_memory": SHARED_READERS,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pytest
 
-from gpu_exporter.cli.reports.report import run
+from gpu_exporter.cli.commands import COMMANDS
 from gpu_exporter.common.exits import Exit
 from tests.testbed.history_servers import prometheus, write_blocks
 from tests.testbed.processes import Processes
@@ -41,9 +41,22 @@ class Case(NamedTuple):
     flags: tuple[str, ...]
 
 
+Build: TypeAlias = Callable[[Site], Truth]
+
+
+def add(cases: dict[str, Case], hours: float = 6, interval: float = 30, *flags: str) -> Callable[[Build], Build]:
+    """Adds a site to the cases, by the name of the function that builds it."""
+
+    def decorate(build: Build) -> Build:
+        cases[build.__name__] = Case(build, hours, interval, flags)
+        return build
+
+    return decorate
+
+
 def report(url: str, hours: float, path: Path, *flags: str) -> dict[str, Any]:
     """Runs the command."""
-    code = run([
+    code = COMMANDS["report"].run([
         f"--source.prometheus={url}", f"--since={hours:.0f}h", f"--until={UNTIL}", "--no-trend", "--rest=0",
         "--format=json", f"--output={path}", *flags,
     ])  # fmt: skip

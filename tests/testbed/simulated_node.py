@@ -112,7 +112,7 @@ class SimulatedNode:
                 self.poll()
             if self._is_due(self.settings.diagnosis.interval):
                 self.host.look(self.diagnosis.host_node())
-                self.diagnosis.judge()
+                self.diagnosis.loop.judge()
         return self.view()
 
     def poll(self) -> None:
@@ -168,7 +168,7 @@ class SimulatedNode:
             attribution_known=self.poller.is_known() and self.state.is_resolved(),
             note="Simulated GPUs.",
         )
-        return build_view(self.records(), status, self.diagnosis.findings, self.state.view_rules)
+        return build_view(self.records(), status, self.diagnosis.loop.findings, self.state.view_rules)
 
     def records(self) -> NodeRecords:
         """The node at this moment, with what its holders do beside their GPUs."""

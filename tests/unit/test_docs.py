@@ -60,8 +60,13 @@ FOREIGN_FLAGS = {
 }  # fmt: skip
 
 
-def pages() -> Iterator[tuple[str, str]]:
+@cache
+def pages() -> list[tuple[str, str]]:
     """Every text that names things, by where it is."""
+    return [*_texts()]
+
+
+def _texts() -> Iterator[tuple[str, str]]:
     for path in PAGES:
         yield path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
     for path in MODULES:
@@ -261,6 +266,11 @@ def test_every_decision_is_in_the_index_and_those_that_were_changed_say_by_which
         assert text.splitlines()[0] == f"# {title}"
         changed = re.search(r"^\*\*Changed\*\* by \[decision (\d+)\]", text, re.M)
         assert status.startswith(f"changed by [{changed[1]}]") if changed else status == "holds"
+
+
+def test_the_page_of_jobs_shows_a_report_as_the_command_prints_it() -> None:
+    reports = (ROOT / "tests" / "golden" / "job.txt").read_text("utf-8").split("\n\njob ")
+    assert code_blocks(ROOT / "docs" / "jobs.md")[1].rstrip() == reports[0]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "exporter" / "gpu_exporter"
 PAGE = (ROOT / "docs" / "limits.md").read_text("utf-8")
 ROW = re.compile(
-    r"\| [^|]+ \| `(?P<path>[\w./]+)` `(?P<name>[A-Z_]+)` = (?P<number>[\d,]+)(?: (?P<unit>KiB|MiB))? \| [^|]+ \| [^|]+ \|"
+    r"\| [^|]+ \| `(?P<path>[\w./]+)` `(?P<name>[A-Z_]+)` = (?P<number>[\d,]+)(?: (?P<unit>KiB|MiB))? \| [^|]+ \|(?: [^|]+ \|)?"
 )
 ROWS = [match for line in PAGE.splitlines() if (match := ROW.fullmatch(line))]
 UNITS = {None: 1, "KiB": 2**10, "MiB": 2**20}

@@ -110,7 +110,9 @@ def test_any_state_file_with_a_correct_checksum_is_handled(tmp_path: Path, data:
 
 
 @BRIEF
-@given(ANY | st.fixed_dictionaries({"version": st.just(1), "boot_id": ANY, "devices": ANY}))
+@given(
+    ANY | st.fixed_dictionaries({"version": st.just(1), "boot_id": ANY, "devices": ANY, "seen": ANY, "left_out": ANY})
+)
 def test_any_list_of_devices_is_handled(tmp_path: Path, data: Any) -> None:
     (tmp_path / "devices.json").write_text(json.dumps(data))
     book = ExpectedDevices(tmp_path, "b")

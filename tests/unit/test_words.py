@@ -70,10 +70,10 @@ def test_a_generated_text_is_looked_at_in_its_source_only(text: str, tmp_path: P
 
 def test_every_generated_file_is_known_as_one() -> None:
     """By its first lines, by the marks around its part, or since it is no text that people read."""
-    from tools.generate import STEPS
+    from tools.generate import build
 
     read = {*words.list_files()}
-    made = {path for step in STEPS for path in step()} & read
+    made = {path for files in build() for path in files} & read
     wrong = [
         path
         for path in made

@@ -33,7 +33,6 @@ def add_agent_flags(parser: Parser) -> None:
         action=argparse.BooleanOptionalAction,
         default=False,
         help="also read XIDs and SXids from the kernel log; needs CAP_SYSLOG",
-        more="NVML reports neither SXids nor some XIDs, such as 62.",
     )
     _add_pod_sources(parser)
     _add_slurm_sources(parser)
@@ -94,7 +93,6 @@ def _add_pod_sources(parser: Parser) -> None:
         default=Path(DEFAULT_LOGS),
         metavar="DIR",
         help=f"log directories of the pods (default {DEFAULT_LOGS})",
-        more="Their names contain the pods' UIDs, which the kubelet does not report.",
     )
     add_resources(parser)
     parser.flag(
@@ -104,7 +102,7 @@ def _add_pod_sources(parser: Parser) -> None:
         at_commas=True,
         metavar="NS/REGEX",
         help="pods that watch GPUs without using them; can be repeated",
-        more="For pods with adminAccess claims. REGEX matches their names. NVIDIA's GPU operator needs no entry.",
+        more="REGEX matches names of pods with adminAccess claims. NVIDIA's GPU operator needs no entry.",
     )
     parser.flag(
         "--attribution.reservation",
@@ -129,7 +127,6 @@ def _add_pod_sources(parser: Parser) -> None:
         default="",
         metavar="UID",
         help="UID of the exporter's own pod (default: from /proc/self/cgroup)",
-        more="With this UID, the exporter finds out from cgroups which pods have ended.",
     )
     parser.flag(
         "--attribution.process",
@@ -168,7 +165,6 @@ def _add_slurm_sources(parser: Parser) -> None:
         type=Path,
         metavar="DIR",
         help="files of the prolog (default: /run/gpu-exporter/jobs if that directory exists)",
-        more="gpu-exporter, jobstats (gpustat) and dcgm-exporter (hpc-job-mapping-dir) write such files.",
     )
     parser.address(
         "--attribution.slurm.collected",
@@ -207,8 +203,7 @@ def add_form_flags(parser: Parser) -> None:
         metavar="CHECKS",
         is_verb=True,
         help="failures that set the exit code: all (default), devices, or a list",
-        more="For a node's health check, use devices, or a list of the [checks](slurm.md#health-check) such as "
-        "lost,xid: they ignore sources of holders.",
+        more="devices, and a list of [checks](slurm.md#health-check) such as lost,xid, ignore sources of holders.",
     )
 
 

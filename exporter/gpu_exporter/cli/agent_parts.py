@@ -102,9 +102,7 @@ def build_sources(
 def build_processes(
     parser: Parser, options: argparse.Namespace, backend: Backend, clock: Clock
 ) -> ProcessOwners | None:
-    """Builds the reader that finds the owners of processes on GPUs; None if it is off, or if this host does not show
-    owners.
-    """
+    """Builds the reader of the owners of processes on GPUs; None if it is off, or if this host hides owners."""
     if options.process is False or not backend.is_live:
         return None  # neither a scenario nor a recording has processes of this host
     from gpu_exporter.agent.attribution.processes import ProcessOwners

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gpu_exporter.cli.parser import Parser, add_format, add_help, read_config
+from gpu_exporter.cli.parser import Options, Parser, add_format, add_help, read_config
 
 
 def build_parser() -> Parser:
@@ -20,10 +20,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
-    """Prints the configuration. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
+def run(parser: Parser, options: Options) -> int:
     config = read_config(parser, options.file)
     from gpu_exporter.common.config.load import render_config, render_config_json
 

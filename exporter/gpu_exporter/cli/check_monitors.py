@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from gpu_exporter.cli.parser import Parser, add_format, add_help
+from gpu_exporter.cli.parser import Options, Parser, add_format, add_help
 from gpu_exporter.cli.reconciler_flags import add_kubeconfig
 from gpu_exporter.common.exits import Exit
 
@@ -37,10 +37,8 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
+def run(parser: Parser, options: Options) -> int:
     """Prints the finding about each object. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
     from gpu_exporter.reconciler.marks import MarkError
 
     try:

@@ -1,4 +1,4 @@
-"""All commands by name. To add a command, add a line here and a file with `build_parser()` and `run(given)`."""
+"""All commands by name. To add a command, add a line here and a file with `build_parser()` and `run()`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """One command. `module`: its module in this folder, loaded when it runs. `summary`: its text in the list of
-    commands.
-    """
+    """One command. `module`: in this folder, loaded when it runs. `summary`: its text in the list of commands."""
 
     module: str
     summary: str
 
     def load(self) -> ModuleType:
-        """Imports the module, which has `build_parser() -> Parser` and `run(list of arguments) -> exit code`."""
+        """Imports the module, which has `build_parser() -> Parser` and `run(Parser, Options) -> exit code`."""
         from importlib import import_module
 
         return import_module(f"gpu_exporter.cli.{self.module}")
+
+    def run(self, given: list[str]) -> int:
+        """Parses the arguments and runs the command. Returns the exit code."""
+        module = self.load()
+        parser = module.build_parser()
+        code: int = module.run(parser, parser.read(given))
+        return code
 
 
 SERVE = Command("serve", "serve metrics and the status page; with --once print one reading")

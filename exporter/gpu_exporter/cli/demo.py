@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gpu_exporter.cli.arguments import duration
-from gpu_exporter.cli.parser import Parser, add_help
+from gpu_exporter.cli.parser import Options, Parser, add_help
 
 PIPED_S = 60.0  # how long the demo lasts without a terminal, where no user can press Ctrl-C
 
@@ -25,10 +25,8 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
+def run(parser: Parser, options: Options) -> int:
     """Simulates until Ctrl-C or the end. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
     from gpu_exporter.cli.run_demo import run_demo
 
     lasts_s: float | None = options.duration

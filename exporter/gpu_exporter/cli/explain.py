@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_exporter.cli.arguments import moment
-from gpu_exporter.cli.parser import Parser, add_format, add_general, read_config
+from gpu_exporter.cli.parser import Options, Parser, add_format, add_general, read_config
 from gpu_exporter.cli.reconciler_flags import (
     add_exporters,
     add_pause_places,
@@ -30,7 +30,14 @@ def build_parser() -> Parser:
         nargs="*",
         help="NAMESPACE/POD, POD, job/ID (also job/ARRAY_TASK, job/LEADER+OFFSET), UUID of a GPU, or NODE:INDEX",
     )
-    add_question(parser)
+    parser.flag(
+        "--at",
+        type=moment,
+        is_verb=True,
+        metavar="TIME",
+        help="time of the decision: 2027-01-15T18:00:00Z, or 3h for three hours ago (default: now)",
+    )
+    add_format(parser)
     parser.flag(
         "--audit.file",
         dest="audit",
@@ -45,22 +52,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def add_question(parser: Parser) -> None:
-    """Adds the flags for the time of the decision and for the output format."""
-    parser.flag(
-        "--at",
-        type=moment,
-        is_verb=True,
-        metavar="TIME",
-        help="time of the decision: 2027-01-15T18:00:00Z, or 3h for three hours ago (default: now)",
-    )
-    add_format(parser)
-
-
-def run(given: list[str]) -> int:
-    """Prints the explanation. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
+def run(parser: Parser, options: Options) -> int:
     holder = " ".join(options.holder)
     if not holder:
         parser.error("name a holder: NAMESPACE/POD, POD, job/ID, the UUID of its GPU, or NODE:INDEX")

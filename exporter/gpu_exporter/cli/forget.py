@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from gpu_exporter.cli.agent_flags import DEFAULT_STATE
-from gpu_exporter.cli.parser import Parser, add_help
+from gpu_exporter.cli.parser import Options, Parser, add_help
 
 
 def build_parser() -> Parser:
@@ -25,10 +25,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
-    """Removes the GPU. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
+def run(parser: Parser, options: Options) -> int:
     from gpu_exporter.agent.inventory.expected import UnusableList, forget
 
     try:

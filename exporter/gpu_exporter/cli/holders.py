@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.cli.agent_flags import add_agent_flags, add_waiting_flags
 from gpu_exporter.cli.once import print_reading
-from gpu_exporter.cli.parser import Parser, add_format
+from gpu_exporter.cli.parser import Options, Parser, add_format
 from gpu_exporter.cli.serve import PREFIX, check_files
 
 
@@ -27,10 +27,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
-    """Prints the list. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
+def run(parser: Parser, options: Options) -> int:
     options.format = "json" if options.format == "json" else "holders"
     check_files(parser, options)
     return print_reading(parser, options)

@@ -51,19 +51,13 @@ def _end_at_signals() -> None:
 
 
 def run_command(given: list[str]) -> int:
-    """Runs one command. Returns the exit code."""
     if not given or given[0].startswith("-"):
-        return _run(SERVE, given)
+        return SERVE.run(given)
     name, rest = given[0], given[1:]
     if name == "help":
         command = SERVE if not rest else COMMANDS.get(rest[0]) or _refuse(rest[0])
-        return _run(command, ["--help"])
-    return _run(COMMANDS.get(name) or _refuse(name), rest)
-
-
-def _run(command: Command, given: list[str]) -> int:
-    code: int = command.load().run(given)
-    return code
+        return command.run(["--help"])
+    return (COMMANDS.get(name) or _refuse(name)).run(rest)
 
 
 def _refuse(name: str) -> Command:

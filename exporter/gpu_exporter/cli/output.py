@@ -13,9 +13,7 @@ READER_LEFT = (errno.EPIPE, errno.EBADF)  # the reader (`| head`) has ended, or 
 
 
 class Output(io.FileIO):
-    """A stream that drops data that it cannot write, so that the command still completes its work. `lost`: the first
-    error.
-    """
+    """A stream that drops data that it cannot write, so the command completes its work. `lost`: the first error."""
 
     lost: OSError | None = None
 

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from gpu_exporter.cli.environment import Items, as_arguments, flags_of, is_given
 from gpu_exporter.common.exits import Exit
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpu_exporter.common.address import Address
     from gpu_exporter.common.config.load import Config
 
+Options: TypeAlias = argparse.Namespace
 FLAG_WIDTH = 40  # columns of the flags in --help
 
 
@@ -75,7 +76,9 @@ class Parser(argparse.ArgumentParser):
         self._group: argparse._ActionsContainer = self
         self._with_commas: set[str] = set()
         self._variable = ""  # the variable that is being parsed
-        self._unknown_flags: list[str] = []  # among the arguments that are being parsed
+        self.given: list[str] = []
+        """The flags among the arguments that were parsed."""
+        self._unknown_flags: list[str] = []  # of them
 
     def section(self, title: str, text: str | None = None) -> None:
         """Begins a group: the help lists the following flags under this title."""
@@ -136,21 +139,18 @@ class Parser(argparse.ArgumentParser):
         self.flag(name, help="see the table", **options)
         self._actions[-1].in_table = True  # type: ignore[attr-defined]
 
-    def read(self, given: Sequence[str]) -> argparse.Namespace:
+    def read(self, given: Sequence[str]) -> Options:
         """Returns the options, each from its flag, otherwise its variable, otherwise its default. Ends the process if
         an option is invalid.
         """
-        options, unknown = self.read_known(given)
+        if not {"-h", "--help", "--version"} & set(given):  # a wrong variable must not prevent these
+            self._read_environment(os.environ, given)
+        self.given = flags_of(given)
+        self._unknown_flags = [flag for flag in self.given if flag not in self._option_string_actions]
+        options, unknown = super().parse_known_args(given)
         if unknown:
             self.refuse(unknown)
         return options
-
-    def read_known(self, given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """Returns the options, and the arguments that are unknown to this command."""
-        if not {"-h", "--help", "--version"} & set(given):  # a wrong variable must not prevent these
-            self._read_environment(os.environ, given)
-        self._unknown_flags = [flag for flag in flags_of(given) if flag not in self._option_string_actions]
-        return super().parse_known_args(given)
 
     def _read_environment(self, environment: Mapping[str, str], given: Sequence[str]) -> None:
         for variable, action in self.settings.items():
@@ -258,7 +258,6 @@ def add_format(parser: Parser, form: str = "table", more: str = "") -> None:
 
 
 def add_config(parser: Parser) -> None:
-    """Adds the flag for the configuration file."""
     parser.flag("--config.file", type=Path, help="YAML file of settings")
 
 
@@ -270,7 +269,6 @@ def add_general(parser: Parser) -> None:
 
 
 def add_logging(parser: Parser) -> None:
-    """Adds the flags for the log, and the help."""
     levels = ("debug", "info", "warn", "error")
     parser.flag(
         "--log.level", choices=levels, default="info", metavar="LEVEL", help="debug, info, warn, error (default info)"
@@ -286,7 +284,6 @@ def add_logging(parser: Parser) -> None:
 
 
 def add_help(parser: Parser) -> None:
-    """Adds `--help` and `--version`, which every command has."""
     group = parser._group
     group.add_argument("-h", "--help", action="help", help="print this help and exit")
     group.add_argument(
@@ -295,7 +292,6 @@ def add_help(parser: Parser) -> None:
 
 
 def add_web_config(parser: Parser) -> None:
-    """Adds the flag for TLS and passwords of the web server."""
     parser.flag("--web.config.file", dest="web_config", type=Path, help="TLS and passwords (form: exporter-toolkit)")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.cli.arguments import positive_duration
-from gpu_exporter.cli.parser import Parser, add_format, add_help
+from gpu_exporter.cli.parser import Options, Parser, add_format, add_help
 from gpu_exporter.cli.reconciler_flags import add_kubeconfig, add_pause_places
 
 
@@ -24,10 +24,8 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
+def run(parser: Parser, options: Options) -> int:
     """Begins, extends, shows or ends the pause. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
     if bool(options.lease) == (options.pause_file is not None):
         parser.error("give --kubernetes.lease or --pause.file: the one that `reconcile` uses")
     if options.end and options.lasts is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gpu_exporter.cli.parser import Parser, add_help
+from gpu_exporter.cli.parser import Options, Parser, add_help
 from gpu_exporter.common.version import VERSION
 
 
@@ -14,8 +14,6 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
-    """Prints the version. Returns the exit code."""
-    build_parser().read(given)
+def run(parser: Parser, options: Options) -> int:
     sys.stdout.write(f"gpu-exporter {VERSION}\n")
     return 0

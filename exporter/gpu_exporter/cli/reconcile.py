@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from gpu_exporter.cli.arguments import positive_duration
 from gpu_exporter.cli.parser import (
+    Options,
     Parser,
     add_config,
     add_format,
@@ -141,10 +142,8 @@ def _add_actions(parser: Parser) -> None:
     )
 
 
-def run(given: list[str]) -> int:
+def run(parser: Parser, options: Options) -> int:
     """Decides once or until a signal, or lists marks. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
     _check_combinations(parser, options)
     config = read_config(parser, options.config_file)
     from gpu_exporter.common.logs import set_up_logging

@@ -79,7 +79,6 @@ def add_prometheus(parser: Parser, matcher: str = 'job="gpu-exporter"') -> None:
 
 
 def add_exporters(parser: Parser) -> None:
-    """Adds the flag for exporters as the source of evidence."""
     parser.addresses(
         "--source.exporter",
         _parse_exporter,
@@ -117,7 +116,6 @@ def add_targets(parser: Parser) -> None:
 
 
 def add_kubeconfig(parser: Parser) -> None:
-    """Adds the flag for the kubeconfig of the API server."""
     parser.flag(
         "--kubernetes.kubeconfig",
         dest="kubeconfig",
@@ -128,7 +126,6 @@ def add_kubeconfig(parser: Parser) -> None:
 
 
 def add_pause_places(parser: Parser) -> None:
-    """Adds the flags for the place where a pause is stored."""
     parser.flag(
         "--kubernetes.lease",
         dest="lease",
@@ -186,9 +183,7 @@ def build_evidence(
 
 
 def find_targets(options: argparse.Namespace, *, condition: bool = False) -> Targets:
-    """Returns the places where pods and jobs are read and marked. `condition`: pods get a condition in addition to
-    their label.
-    """
+    """Returns the places where pods and jobs are read and marked. `condition`: also set a condition on pods."""
     from gpu_exporter.reconciler.runtime.targets import Targets
 
     return Targets(options.kubernetes, options.kubeconfig, options.slurm, options.resources, condition, options.field)

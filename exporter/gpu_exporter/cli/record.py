@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_exporter.cli.arguments import positive_duration
-from gpu_exporter.cli.parser import Parser, add_config, add_format, add_logging, read_config
+from gpu_exporter.cli.parser import Options, Parser, add_config, add_format, add_logging, read_config
 
 
 def build_parser() -> Parser:
@@ -30,10 +30,8 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
+def run(parser: Parser, options: Options) -> int:
     """Records for the duration or until a signal. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
     settings = read_config(parser, options.config_file).settings
     from gpu_exporter.agent.runtime.record import RecordingRequest, record
     from gpu_exporter.common.logs import set_up_logging

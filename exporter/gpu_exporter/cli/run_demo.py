@@ -66,7 +66,7 @@ def demo_settings() -> Settings:
     )
 
 
-def run_demo(address: str, speed: float, duration_s: float | None, scenario: Path = SCENARIO) -> int:
+def run_demo(address: str, speed: float, duration_s: float | None) -> int:
     """Serves the simulated node. Prints its table, the reasons behind it, each label that the reconciler would write,
     the effect of a fix, and the decisions.
 
@@ -75,7 +75,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     """
     clock = CompressedClock(speed, STEP_MAX_S)
     settings = demo_settings()
-    simulation = build_simulation(load_scenario(scenario), clock, SAMPLE_PERIOD_S)
+    simulation = build_simulation(load_scenario(SCENARIO), clock, SAMPLE_PERIOD_S)
     note = f"Simulated GPUs; one second here is {speed / 60:g} minutes there."
     publishing = Publishing(note, driver_period_max_s=PERIOD_MAX_S)
     host = Host(reader=simulation.host)
@@ -147,7 +147,6 @@ def _show_fixed(view: View) -> None:
 
 
 def _explain(view: AllocationView) -> None:
-    """Prints the causes of one allocation, as `explain` does."""
     _say(f"Why {view.allocation.holder.label} is {view.verdict.state} ({view.verdict.evidence}):")
     for cause in view.causes.ranked:
         _say(f"  {cause.name}, {cause.confidence} confidence: {cause.evidence}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gpu_exporter.cli.agent_flags import add_agent_flags, add_daemon_flags, add_form_flags, add_waiting_flags
 from gpu_exporter.cli.agent_parts import build_backend, build_host, build_processes, build_sources, list_enabled
 from gpu_exporter.cli.commands import COMMANDS, list_commands
-from gpu_exporter.cli.parser import Parser, read_config
+from gpu_exporter.cli.parser import Options, Parser, read_config
 from gpu_exporter.common.exits import list_exits
 from gpu_exporter.common.version import VERSION
 
@@ -29,9 +30,16 @@ exit codes:
 {list_exits()}"""
 
 
+class _ExporterParser(Parser):
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        if misplaced := next((word for word in unknown if word in COMMANDS), None):
+            self.error(f"the command comes first: gpu-exporter {misplaced} [FLAGS]")
+        super().refuse(unknown)
+
+
 def build_parser() -> Parser:
     usage = "gpu-exporter [FLAGS]\n       gpu-exporter COMMAND [FLAGS]"
-    parser = Parser("", DESCRIPTION, EPILOG, usage, prefix=PREFIX)
+    parser = _ExporterParser("", DESCRIPTION, EPILOG, usage, prefix=PREFIX)
     add_daemon_flags(parser)
     parser.section("one reading (no variables)")
     add_form_flags(parser)
@@ -40,15 +48,8 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
+def run(parser: Parser, options: Options) -> int:
     """Serves until a signal, or prints one reading. Returns the exit code."""
-    parser = build_parser()
-    misplaced = next((word for word in given if word in COMMANDS), None)
-    options, unknown = parser.read_known(given)
-    if misplaced in unknown:
-        parser.error(f"the command comes first: gpu-exporter {misplaced} [FLAGS]")
-    if unknown:
-        parser.refuse(unknown)
     _check_combinations(parser, options)
     if options.once:
         from gpu_exporter.cli.once import print_reading

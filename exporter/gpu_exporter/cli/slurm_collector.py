@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_exporter.cli.arguments import positive_duration
-from gpu_exporter.cli.parser import Parser, add_logging, add_web_config, optional_address
+from gpu_exporter.cli.parser import Options, Parser, add_logging, add_web_config, optional_address
 
 
 def build_parser() -> Parser:
@@ -46,10 +46,8 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
+def run(parser: Parser, options: Options) -> int:
     """Collects until a signal, or once. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
     from gpu_exporter.agent.runtime.collect import collect
     from gpu_exporter.common.logs import set_up_logging
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_exporter.cli.arguments import duration
-from gpu_exporter.cli.parser import Parser, add_format, add_help
+from gpu_exporter.cli.parser import Options, Parser, add_format, add_help
 
 if TYPE_CHECKING:
     from gpu_exporter.common.address import Address
@@ -54,10 +54,8 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
+def run(parser: Parser, options: Options) -> int:
     """Shows the GPUs until q is pressed, or prints them once. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
     from gpu_exporter.common.promql.client import Client, Credentials
     from gpu_exporter.reports.top.screen import ViewOptions
     from gpu_exporter.reports.top.terminal import find_obstacle, print_once, run_top

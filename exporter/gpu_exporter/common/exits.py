@@ -28,5 +28,4 @@ WORDS = {
 
 
 def list_exits() -> str:
-    """Lists the exit codes, one per line."""
     return "".join(f"  {code:d}  {words}\n" for code, words in WORDS.items())

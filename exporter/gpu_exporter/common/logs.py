@@ -21,8 +21,6 @@ class LogfmtFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON."""
-
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(_parts(record))
 

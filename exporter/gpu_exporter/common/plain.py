@@ -30,9 +30,7 @@ def encodable(text: str) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """Cuts the text to `most` characters. A cut text ends in a digest of the full text, so that different texts stay
-    different.
-    """
+    """Cuts the text to `most` characters. A cut text ends in a digest, so that different texts stay different."""
     if len(text) <= most:
         return text
     import hashlib  # imported only here: it takes memory, and only hostile names are this long

@@ -71,9 +71,7 @@ def repeat(tick: Callable[[], object], each_s: float, stop: threading.Event, tas
 
 
 def repeat_aside(tick: Callable[[], object], each_s: float, stop: threading.Event, task: Task) -> None:
-    """Calls `repeat` in a separate thread, so that the program ends soon after `stop`, even if a tick waits for
-    something.
-    """
+    """Calls `repeat` in a separate thread, so that the program ends soon after `stop`, even if a tick waits."""
     thread = threading.Thread(target=repeat, args=(tick, each_s, stop, task), name=task.name, daemon=True)
     start(thread)
     stop.wait()

@@ -27,14 +27,10 @@ def divide_gpu_instance(slices: int, compute: Sequence[int]) -> list[float]:
 
 
 def count_slices(board_slices: int, parts: Iterable[float]) -> float:
-    """Returns the divisor for shares: the larger of the board's slices and the sum of `parts`, so that no share exceeds
-    1.
-    """
+    """Returns the divisor of shares: the larger of the board's slices and the sum of `parts`, so no share exceeds 1."""
     return max(float(board_slices), sum(parts))
 
 
 def board_share(slices: float, whole: float, holders: int = 1) -> float:
-    """Returns a holder's share of the board, 0 to 1: `holders` share a unit with `slices` of the board's `whole`
-    slices.
-    """
+    """Returns a holder's share of a board: `holders` share a unit with `slices` of the board's `whole` slices."""
     return slices / whole / holders

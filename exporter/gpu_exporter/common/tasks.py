@@ -85,7 +85,6 @@ class Tasks:
         self._all += tasks
 
     def failures(self) -> Mapping[str, int]:
-        """Returns the number of failed turns, by task."""
         return {task.name: task.failures for task in self._all}
 
     def list_late(self) -> list[str]:

@@ -14,7 +14,6 @@ from gpu_exporter.common.model.readings import DeviceSnapshot, HostProgress
 from gpu_exporter.common.model.records import HolderRecord, NodeRecords
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import HostWork
-from gpu_exporter.common.tasks import Task
 from gpu_exporter.diagnosis.cases import NodeCases
 from gpu_exporter.diagnosis.causes.case import HostLook
 from gpu_exporter.diagnosis.hold import IDLE_STATES, NOT_JUDGED, STALLED
@@ -109,32 +108,12 @@ class NodeDiagnosis:
         gather: Callable[[], Standings],
         works: HostWorks | None = None,
     ) -> None:
-        """`gather`: returns the present state of the node. `works`: holders' use of CPUs and disks, None if it is not
-        read.
-        """
+        """`gather`: returns the present state of the node. `works`: holders' use of CPUs and disks, None if unread."""
         self._node, self._gather, self._clock, self._works = node, gather, clock, works
-        self._loop = DiagnosisLoop(settings, self._describe, clock)
+        self.loop = DiagnosisLoop(settings, self._describe, clock)
         self._looks = NodeEvidence()
         self._training = NodeTraining()
         self._lock = threading.Lock()
-
-    @property
-    def task(self) -> Task:
-        """The task that counts the successes and failures of `run`."""
-        return self._loop.task
-
-    @property
-    def findings(self) -> Findings:
-        """The results of the last judgement."""
-        return self._loop.findings
-
-    def judge(self) -> None:
-        """Judges all allocations once."""
-        self._loop.judge()
-
-    def run(self, stop: threading.Event) -> None:
-        """Judges at the configured interval until `stop`."""
-        self._loop.run(stop)
 
     def host_node(self) -> HostNode:
         """Returns the functions that HostLoop calls."""
@@ -184,7 +163,7 @@ class NodeDiagnosis:
         return held.allocations, len(held.answered)
 
     def _list_subjects(self) -> Sequence[HostSubject]:
-        held, unwell = self._node.list_held(), self.findings.unwell
+        held, unwell = self._node.list_held(), self.loop.findings.unwell
         return list_subjects(held.allocations, unwell, held.answered, processes_proven=held.sees_processes)
 
     def _note_evidence(self, who: Who, evidence: HostEvidence) -> None:

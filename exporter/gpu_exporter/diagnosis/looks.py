@@ -46,9 +46,7 @@ def list_subjects(
     *,
     processes_proven: bool,
 ) -> list[HostSubject]:
-    """Lists the holders of the allocations in `unwell`, with all their GPUs here. `answered`: last snapshots by
-    UUID.
-    """
+    """Lists the holders of the allocations in `unwell`, with all their GPUs here. `answered`: snapshots by UUID."""
     wanted = {identify(each.holder) for each in allocations if (each.unit, each.holder.key) in unwell} - {None}
     gpus: dict[Who, dict[str, RankedGpu]] = {}
     unknown: set[Who] = set()

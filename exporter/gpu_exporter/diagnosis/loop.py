@@ -82,7 +82,6 @@ class DiagnosisLoop:
             self._clock.wait(stop, self._interval_s)
 
     def judge(self) -> None:
-        """Judges all allocations once."""
         evidence = self._gather()
         for snapshot in evidence.snapshots:
             uuid = snapshot.identity.uuid

@@ -36,7 +36,6 @@ class StateRules(NamedTuple):
 
 
 def state_rules(settings: Settings) -> StateRules:
-    """Returns the thresholds from the site's settings."""
     return StateRules(
         window_s=settings.diagnosis.window,
         coverage_min=settings.diagnosis.coverage_min,

@@ -68,9 +68,7 @@ class AuditLog:
         self._write("withdrawn", mark.name, facts | (_evidence_of(decision) if decision is not None else {}))
 
     def note_action(self, decision: Decision, facts: Record) -> bool:
-        """Logs an action on a holder. `facts`: the action, its result and its proofs. Returns False if the line was not
-        written.
-        """
+        """Logs an action on a holder. `facts`: the action, its result and proofs. Returns whether it was written."""
         return self._write("action", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
     def note_result(self, name: HolderName, facts: Record) -> None:

@@ -18,7 +18,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Policy
@@ -33,21 +33,12 @@ from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused, guard, sum_odd
 from gpu_exporter.reconciler.plan import Limits, Withdrawal, evidence_age, holder_of, is_due, plan
+from gpu_exporter.reconciler.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 HOUR_S = 3600.0
 ENDED_MAX = 200  # withdrawals per cycle of marks on ended holders; these marks are harmless and can wait
 RENEWALS_MAX = 200  # per cycle, the oldest first: at 4 ms for a patch, a second of the API server's time
-
-
-class CycleObserver(Protocol):
-    """Counts writes, and marks that were not set. A Protocol, because Telemetry imports this module."""
-
-    def count_write(self, result: str) -> None:
-        """Counts a write by result: written, renewed, withdrawn, replaced, conflict, throttled, fenced, error."""
-
-    def count_skip(self, reason: str) -> None:
-        """Counts a mark that was not set, by reason."""
 
 
 class CycleHooks(NamedTuple):
@@ -73,7 +64,7 @@ class ReconcileCycle:
         judge: Judge,
         markers: Sequence[Marker],
         policy: Policy,
-        observer: CycleObserver,
+        telemetry: Telemetry,
         clock: Clock,
         hooks: CycleHooks = HOOKS,
         *,
@@ -90,7 +81,7 @@ class ReconcileCycle:
         self._judge = judge
         self._markers = {marker.scheduler: marker for marker in markers}
         self._policy = policy
-        self._observer = observer
+        self._telemetry = telemetry
         self._clock = clock
         self._refusals: dict[HolderName, str] = {}
         self._failed = 0
@@ -201,23 +192,21 @@ class ReconcileCycle:
             return []
         for decision in decisions:
             if decision.label and decision.name.scheduler not in self._markers:
-                self._observer.count_skip("no_marker")
+                self._telemetry.count_skip("no_marker")
                 self.unmarked[decision.name] = "no_marker"
             elif decision.name.scheduler in unlisted:
                 self.unmarked[decision.name] = "error"
         return [d for d in decisions if d.name.scheduler in self._markers and d.name.scheduler not in unlisted]
 
     def _list_marks(self) -> tuple[list[Mark], dict[str, str]]:
-        """All marks, and the error of each scheduler whose marks cannot be read. Nothing is written to such a
-        scheduler.
-        """
+        """All marks, and the error of each scheduler whose marks cannot be read. Nothing is written there."""
         marks: list[Mark] = []
         unlisted: dict[str, str] = {}
         for marker in self._markers.values():
             try:
                 marks += guard(marker.list_marks)
             except MarkError as exc:
-                self._observer.count_write(exc.result)
+                self._telemetry.count_write(exc.result)
                 unlisted[marker.scheduler] = f"{marker.scheduler} marks cannot be read: {exc}"
         return marks, unlisted
 
@@ -249,28 +238,26 @@ class ReconcileCycle:
     def _withdraw(self, withdrawal: Withdrawal) -> None:
         mark, reason, decision = withdrawal
         if not self._may_write():
-            self._observer.count_write("fenced")
+            self._telemetry.count_write("fenced")
             self._failed += 1
             return
         try:
             guard(self._markers[mark.name.scheduler].withdraw, mark, reason, self._clock.wall())
         except MarkError as exc:
-            self._observer.count_write(exc.result)
+            self._telemetry.count_write(exc.result)
             log.warning("%s: %s not withdrawn: %s", mark.title, mark.stage, exc)
             if exc.result != "replaced":
                 self._failed += 1
                 return
         else:
-            self._observer.count_write("withdrawn")
+            self._telemetry.count_write("withdrawn")
             if self._audit is not None:
                 self._audit.note_withdrawn(mark, reason, decision)
             log.info("%s: withdrew %s: %s", mark.title, mark.stage, reason)
         self.standing.pop(mark.name, None)
 
     def _write_all(self, decisions: Sequence[Decision], wall: float) -> set[HolderName]:
-        """Sets marks while the evidence of `wall` is fresh; a slow API server can make it stale. Returns the marked
-        holders.
-        """
+        """Sets marks while the evidence of `wall` is fresh; slow writes make it stale. Returns the marked holders."""
         written: set[HolderName] = set()
         refusals: dict[HolderName, str] = {}
         now = self._clock.monotonic()
@@ -287,22 +274,22 @@ class ReconcileCycle:
             if why := stopped or self._why_not_now(decision, limits, wall):
                 self.unmarked[decision.name] = why
                 if not stopped:
-                    self._observer.count_skip(why)
+                    self._telemetry.count_skip(why)
                 continue
             if not self._may_write():
-                self._observer.count_write("fenced")
+                self._telemetry.count_write("fenced")
                 self.unmarked[decision.name] = stopped = "fenced"
                 continue
             try:
                 field = guard(self._markers[decision.name.scheduler].write, decision, self._clock.wall())
             except Refused as exc:
-                self._observer.count_skip(exc.reason)
+                self._telemetry.count_skip(exc.reason)
                 self.unmarked[decision.name] = refusals[decision.name] = exc.reason
                 if self._refusals.get(decision.name) != exc.reason:  # logged once, not in every cycle
                     log.info("%s: not marked %s: %s", decision.title, decision.stage, exc)
                 continue
             except MarkError as exc:
-                self._observer.count_write(exc.result)
+                self._telemetry.count_write(exc.result)
                 self.unmarked[decision.name] = exc.result
                 log.warning("%s: %s not written: %s", decision.title, decision.stage, exc)
                 if exc.result == "throttled":
@@ -313,7 +300,7 @@ class ReconcileCycle:
             written.add(decision.name)
             limits.count(decision)
             self._set_at.setdefault(holder_of(decision), (self._clock.monotonic(), tenant_of(decision)))
-            self._observer.count_write("written")
+            self._telemetry.count_write("written")
             if self._audit is not None:
                 self._audit.note_marked(decision, field)
             self.standing[decision.name] = decision.stage
@@ -346,13 +333,13 @@ class ReconcileCycle:
             except Refused as exc:
                 log.warning("%s: evidence not renewed: %s", mark.title, exc)
             except MarkError as exc:
-                self._observer.count_write(exc.result)
+                self._telemetry.count_write(exc.result)
                 log.warning("%s: evidence not renewed: %s", mark.title, exc)
                 if exc.result == "throttled":
                     self._be_patient(mark.name, exc)
                     return
             else:
-                self._observer.count_write("renewed")
+                self._telemetry.count_write("renewed")
 
     def _be_patient(self, name: HolderName, error: MarkError) -> None:
         self._patient_until[name.scheduler] = self._clock.monotonic() + error.patience_s

@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 
 class DryRun:
-    """Runs cycles that write nothing."""
-
     def __init__(
         self,
         judge: Judge,
@@ -71,7 +69,6 @@ class DryRun:
         self._telemetry.note_cycle(began, not problem, {}, self._decisions, self._frozen, refused, stands)
 
     def _run(self) -> str:
-        """Runs one cycle. Returns its problems, "" for none."""
         judged = self._judge.judge()
         decisions, problems, self._frozen = judged.decisions, judged.problems, judged.frozen
         self._telemetry.note_odd(self._preview.odd)

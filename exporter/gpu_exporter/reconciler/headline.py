@@ -59,9 +59,7 @@ def _most_certain(causes: Sequence[PublishedCause]) -> PublishedCause | None:
 
 
 def _for_server(cause: PublishedCause, decision: Decision) -> PublishedCause:
-    """Returns the cause as it applies to the holder. If the holder serves requests, advice about training is
-    removed.
-    """
+    """Returns the cause as it applies to the holder: without advice about training if it serves requests."""
     around, meaning = decision.around, CAUSES.get(cause.name)
     if around is None or around.kind != "serving" or meaning is None or not meaning.is_training:
         return cause
@@ -70,9 +68,7 @@ def _for_server(cause: PublishedCause, decision: Decision) -> PublishedCause:
 
 
 def _advise_by_state(decision: Decision, seen: Sequence[UnitUse]) -> str:
-    """Returns the advice for the state of the GPUs, if no cause is known; "" for a server, which may wait for
-    requests.
-    """
+    """Returns the advice for the state of the GPUs, if no cause is known; "" for a server, which may wait."""
     states = {each.state for each in seen}
     if len(states) != 1 or (decision.around is not None and decision.around.kind == "serving"):
         return ""

@@ -14,7 +14,7 @@ from gpu_exporter.reconciler.decision.settle import Around, members_of, settle
 from gpu_exporter.reconciler.decision.stalls import has_stall, with_stalls
 from gpu_exporter.reconciler.decision.surroundings import Incarnation, Surroundings, Surveyor, Unreadable
 from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceSource, HolderName, Unseen
-from gpu_exporter.reconciler.marks import Refused
+from gpu_exporter.reconciler.marks import Marker, Refused
 from gpu_exporter.reconciler.pause import PauseSource, pause
 
 PROBLEMS_MAX = 3  # problems of one kind in a log line
@@ -44,9 +44,7 @@ class DecisionLog(Protocol):
         """Returns the holders that the next query must include."""
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """Takes the decisions of a cycle, before the brakes. `wall`: time of the evidence (Unix seconds). Raises
-        nothing.
-        """
+        """Takes the decisions of a cycle, before the brakes. `wall`: of the evidence (Unix seconds). Raises nothing."""
 
 
 class Judge:
@@ -180,18 +178,12 @@ def _with_marks(evidence: Evidence, marks: Mapping[HolderName, str]) -> Evidence
     return evidence._replace(holders=tuple(holders))
 
 
-class Named(Surveyor, Protocol):
-    """A surveyor that names its scheduler."""
-
-    scheduler: str
-
-
 def judge_of(
     source: EvidenceSource,
-    surveyors: Sequence[Named],
+    markers: Sequence[Marker],
     book: Rulebook,
     pauses: Sequence[PauseSource] = (),
     record: DecisionLog | None = None,
 ) -> Judge:
-    """Makes a judge that uses these surveyors for their schedulers."""
-    return Judge(source, {each.scheduler: each for each in surveyors}.get, book, pauses, record)
+    """Makes a judge that reads surroundings through these markers."""
+    return Judge(source, {each.scheduler: each for each in markers}.get, book, pauses, record)

@@ -56,9 +56,7 @@ class MarkError(ForeignError):
     """
 
     def __init__(self, result: str, text: str, patience_s: float = 0.0, status: int = 0) -> None:
-        """`patience_s`: how long the server must get no requests (seconds). `status`: HTTP status, 0 if there was no
-        answer.
-        """
+        """`patience_s`: seconds in which the server must get no request. `status`: HTTP status, 0 without an answer."""
         super().__init__(text)
         self.result = result
         self.patience_s = patience_s

@@ -80,7 +80,6 @@ class PauseFile:
         self._path = path
 
     def read_pause(self) -> PauseNote | None:
-        """See PausePlace.read_pause."""
         try:
             facts = json.loads(read_kept(self._path, FILE_MAX))
             if not isinstance(facts, dict):
@@ -93,7 +92,6 @@ class PauseFile:
         return parse_note(facts, str(self._path))
 
     def write_pause(self, note: PauseNote) -> None:
-        """See PausePlace.write_pause."""
         check_kept(self._path.parent)
         write_atomically(self._path, (json.dumps(note_facts(note)) + "\n").encode())
 

@@ -51,11 +51,9 @@ class Limits:
         self._set: Counter[tuple[str, str]] = Counter()
 
     def allow(self, decision: Decision) -> bool:
-        """Returns whether one more mark is within the limits."""
         return all(self._set[key] < most for key, most in self._limits(decision).items())
 
     def count(self, decision: Decision) -> None:
-        """Counts a mark that was set."""
         self._set.update(self._limits(decision).keys())
 
     def _limits(self, decision: Decision) -> dict[tuple[str, str], int]:

@@ -39,9 +39,7 @@ HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRI
 def render_decisions(
     decisions: Sequence[Decision], evidence: Evidence, outlooks: Mapping[HolderName, Outlook] | None = None
 ) -> str:
-    """Renders one line per holder, marked holders first, then the number of exporters and allocations. Ends with a
-    newline.
-    """
+    """Renders one line per holder, marked holders first, then the numbers of exporters and allocations."""
     outlooks = outlooks or {}
     seen = f"{_count(evidence.exporters, 'exporter')} and {_count(evidence.allocations, 'allocation')} seen"
     if evidence.hidden:

@@ -16,6 +16,7 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.common.web.own_metrics import OwnMetrics
@@ -25,7 +26,7 @@ from gpu_exporter.reconciler.decision.policy import MARKED, Decision
 from gpu_exporter.reconciler.decision.spared import SPARED, SYSTEM, UNEXPLAINED, IdleExit, find_exits
 from gpu_exporter.reconciler.decision.surroundings import EXEMPT_BY
 from gpu_exporter.reconciler.evidence.records import Demand, HolderName
-from gpu_exporter.reconciler.series import DemandSeries, LastSuccess, OddObjects, Stages
+from gpu_exporter.reconciler.series import Rows, Stages
 
 log = logging.getLogger(__name__)
 NOTHING: Mapping[HolderName, str] = MappingProxyType({})
@@ -120,10 +121,33 @@ class Telemetry:
             registry=self.registry,
             buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60),
         )
-        self._success, self._stages = LastSuccess(), Stages()
-        self._demand, self._odd_objects = DemandSeries(), OddObjects()
-        for collector in (self._success, self._stages, self._demand, self._odd_objects):
-            self.registry.register(collector)
+        rows = partial(Rows, self.registry, GaugeMetricFamily)
+        self._success = rows(  # absent until the first success: 0 would mean a success in 1970
+            "gpu_reconciler_last_success_timestamp_seconds",
+            "Unix time of the end of the last cycle that had complete evidence.",
+        )
+        self._stages = Stages(self.registry)
+        # Absent while Slurm does not answer, and on sites without Slurm: 0 would mean that no job waits.
+        self._pending = rows(
+            "gpu_demand_pending_gpus",
+            "GPUs that pending Slurm jobs wait for (reasons Resources and Priority), by partition. A job that asks for "
+            "several partitions counts in each of them.",
+            ("pool",),
+        )
+        self._counted = rows(
+            "gpu_demand_counted_gpus",
+            "Part of gpu_demand_pending_gpus for which the reconciler may take GPUs back: at most "
+            "alerts.demand_pod_max for each job and alerts.demand_tenant_max for each account. A job of "
+            "several partitions counts in equal parts. 0 where jobs waited earlier.",
+            ("pool",),
+        )
+        self._odd_objects = Rows(
+            self.registry,
+            CounterMetricFamily,
+            "gpu_reconciler_odd_objects",
+            "How often an object was left out of a list because it was malformed or too large, by kind and reason.",
+            ("kind", "reason"),
+        )
         self._foreign = gauge(
             "gpu_reconciler_foreign_marks",
             "Pods with the label of a mark that the reconciler did not set and does not change: the pod has "
@@ -251,7 +275,8 @@ class Telemetry:
 
     def note_demand(self, demand: Demand | None) -> None:
         """Publishes the GPUs that pending jobs wait for, by partition; None while this is not known."""
-        self._demand.demand = demand
+        for family, gpus in zip((self._pending, self._counted), demand or ({}, {}), strict=True):
+            family.rows = {(pool,): number for pool, number in gpus.items()}
 
     def since_last_cycle_s(self) -> float:
         """Returns the seconds since a cycle last ended, with or without evidence, or since the start."""
@@ -299,7 +324,7 @@ class Telemetry:
         reason.
         `foreign`: the number of objects with a mark label that the reconciler did not set.
         """
-        self._odd_objects.counts = dict(counts)
+        self._odd_objects.rows = dict(counts.items())
         self._foreign.set(foreign)
 
     def count_audit_error(self) -> None:
@@ -328,7 +353,7 @@ class Telemetry:
         self._duration.observe(self._last_end - began)
         self._publish_exits(find_exits(decisions, {**would_stand, **standing}, {**unmarked, **self._not_acted}))
         if complete:
-            self._success.wall = self._clock.wall()
+            self._success.rows = {(): self._clock.wall()}
 
     def _publish_exits(self, exits: Sequence[IdleExit]) -> None:
         """Publishes the GPUs that were idle long enough. The tenants with the most such GPUs get their own series. All

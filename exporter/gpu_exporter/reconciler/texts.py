@@ -34,7 +34,6 @@ class TextFiles:
             raise BlockingIOError(f"{directory}: another reconciler keeps its state there") from exc
 
     def read_text(self, key: str) -> str:
-        """See TextPlace.read_text."""
         path = self._directory / f"reconciler-{key}.json"
         try:
             text = read_kept(path, FILE_MAX).decode("utf-8", "replace")
@@ -47,7 +46,6 @@ class TextFiles:
         return text
 
     def write_text(self, key: str, text: str) -> None:
-        """See TextPlace.write_text."""
         path = self._directory / f"reconciler-{key}.json"
         try:
             write_atomically(path, text.encode(), PRIVATE, is_durable=True)  # an action may follow

@@ -19,9 +19,7 @@ log = logging.getLogger("gpu_exporter_torch")
 
 
 class FrameworkTraining(NamedTuple):
-    """The objects of a framework's training. `loader`: only its settings are read. `facts`: names as in
-    docs/torch.md.
-    """
+    """The objects of a framework's training. `loader`: only its settings are read. `facts`: as in docs/torch.md."""
 
     loader: Any
     optimizers: Any

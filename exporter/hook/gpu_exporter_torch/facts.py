@@ -1,6 +1,4 @@
-"""Reads the settings of the loop that limit its speed. They are only numbers, switches and a few fixed words, never
-names.
-"""
+"""Reads the settings of the loop that limit its speed. Only numbers, switches and a few words, never names."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ SWITCHES = ("pin_memory", "persistent_workers")
 
 
 class LoopFacts:
-    """The settings of a loop. They are read at set-up, so this object keeps no reference to the model and the
-    optimizers.
-    """
+    """The settings of a loop. They are read at set-up, so this object keeps no reference to model and optimizers."""
 
     def __init__(self, loader: object, optimizers: Iterable[object], model: object | None) -> None:
         self._known: dict[str, Fact] = {}

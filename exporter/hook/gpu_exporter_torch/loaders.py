@@ -1,6 +1,4 @@
-"""Wraps loaders. A wrapper reports to an observation when the loop waits for a batch, and otherwise behaves like the
-loader.
-"""
+"""Wraps loaders. A wrapper reports to an observation when the loop waits for a batch, and else behaves like it."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ class LoopListener(Protocol):
 
 
 class ObservedIterator:
-    """Wraps the loader's own iterator, and measures the time of each `next`. Exceptions of the loader are passed on
-    unchanged.
-    """
+    """Wraps the loader's own iterator, and measures the time of each `next`. Passes on its exceptions."""
 
     def __init__(self, inner: Iterator[Any], loader: object, listener: LoopListener) -> None:
         self._inner, self._loader, self._listener = inner, loader, listener

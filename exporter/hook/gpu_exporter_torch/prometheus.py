@@ -1,6 +1,4 @@
-"""Publishes the report with the program's own prometheus_client. Names, units and statistics are the same as in the
-exporter.
-"""
+"""Publishes the report with the program's own prometheus_client. Names, units and statistics are the exporter's."""
 
 from __future__ import annotations
 

@@ -29,9 +29,7 @@ class Rank(NamedTuple):
 
 
 def find_rank() -> Rank:
-    """Returns the rank of this process: from torch.distributed if it is initialized, otherwise from the launcher's
-    variables.
-    """
+    """Returns the rank of this process: from torch.distributed if initialized, or from the launcher's variables."""
     named = _read_variables()
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

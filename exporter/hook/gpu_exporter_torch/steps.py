@@ -33,9 +33,7 @@ class StepCounter:
         self._is_skipped = False
 
     def begin_epoch(self) -> None:
-        """Notes that the loop makes a new iterator. Closes an open step of the last iterator, e.g. after a break or an
-        error.
-        """
+        """Notes that the loop makes a new iterator. Closes an open step of the last iterator, e.g. after an error."""
         if self._begin is not None and self._marks:
             self._close(self._last_mark)  # what came after the mark may be anything
         self._drop()
@@ -47,9 +45,7 @@ class StepCounter:
             self._begin = now
 
     def get(self, asked: int, now: int, *, is_first: bool) -> None:
-        """Notes that the loop received a batch, which it requested at `asked`. `is_first`: the first batch of its
-        iterator.
-        """
+        """Notes that the loop received a batch, requested at `asked`. `is_first`: the first batch of its iterator."""
         self.batches += 1
         self._batches += 1
         if is_first:

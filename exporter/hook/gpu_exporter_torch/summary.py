@@ -28,9 +28,7 @@ START_MIN = 0.1  # share of the loop's time in the start of workers, from which 
 
 
 def render_summary(report: Mapping[str, Any], others: Sequence[Mapping[str, Any]], loop_s: float) -> str:
-    """Returns the summary as text. `others`: reports of the other ranks on this node. `loop_s`: seconds since the loop
-    began.
-    """
+    """Returns the summary as text. `others`: reports of other ranks here. `loop_s`: seconds since the loop began."""
     spent, step_s = spent_time(report), report["step_seconds"]
     name = f" on rank {report['rank']} of {report['world_size']}" if report["world_size"] > 1 else ""
     if not spent.is_enough:
@@ -62,7 +60,6 @@ def _why_incomplete(report: Mapping[str, Any]) -> str:
 
 
 def spent_time(report: Mapping[str, Any]) -> SpentTime:
-    """Returns the totals of a report."""
     waited, worked = report["gpu_wait_seconds"], report["gpu_work_seconds"]
     key = "seconds" if waited is None or worked is None else "gpu_seconds"
     phase_s = {name: each[key] for name, each in (report["phases"] or {}).items() if each[key] is not None}

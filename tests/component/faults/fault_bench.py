@@ -6,7 +6,6 @@ from tests.testbed.faults import Rig, Seen, look
 from tests.testbed.sysfs import add_function
 
 COUNT = 8
-OTHERS = f"{COUNT - 1} fresh"
 NINTH = "0000:40:00.0"
 MISSING = f'gpu_missing{{pci_bus_id="{NINTH}"}} 1'
 LOST = "lost"

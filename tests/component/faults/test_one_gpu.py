@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.agent.devices.nvml import constants as nvml
-from tests.component.faults.fault_bench import COUNT, LOST, OTHERS, heal, is_out, lose, never_idle, power_of
+from tests.component.faults.fault_bench import COUNT, LOST, heal, is_out, lose, never_idle, power_of
 from tests.testbed.faults import QUIET, FaultTable, Rig, Seen, scrape_ms, threads_of
 from tests.testbed.processes import PROMPT_S, fetch, run_exporter, wait_for
 
@@ -30,7 +30,6 @@ def test_a_gpu_that_was_lost_before_the_start_is_reported(rig: Rig, matrix: Faul
     matrix.add(
         "GPU lost before the start",
         '`gpu_up{gpu="3"}` 0, with its uuid if known',
-        OTHERS,
         f"visible {COUNT - 1} of {COUNT}; JSON, page and log name call and error",
         "within 5 s",
     )
@@ -54,7 +53,7 @@ def test_a_gpu_that_is_lost_at_run_time_is_reported(rig: Rig, matrix: FaultTable
     rig.wait_until(url, "gpu 3 to come back", lambda seen: rig.fresh(seen, "B") == rig.all())
     assert threads_of(running) <= threads + 2
     signs = f'`gpu_exporter_driver_errors_total{{error="{error}"}}`; visible {COUNT - 1} of {COUNT}'
-    matrix.add(fault, LOST, OTHERS, signs, "next cycle")
+    matrix.add(fault, LOST, signs, "next cycle")
 
 
 def test_a_gpu_that_hangs_at_its_start_is_reported(rig: Rig, matrix: FaultTable) -> None:
@@ -73,7 +72,6 @@ def test_a_gpu_that_hangs_at_its_start_is_reported(rig: Rig, matrix: FaultTable)
     matrix.add(
         "GPU hangs at its start",
         '`gpu_up{gpu="3"}` 0',
-        OTHERS,
         "JSON and page: its first call hangs in the driver",
         "when the call returns; SIGTERM works meanwhile",
     )
@@ -97,9 +95,8 @@ def test_a_gpu_that_answers_no_call_is_down(rig: Rig, matrix: FaultTable) -> Non
     matrix.add(
         "one GPU answers no call (access to its device revoked)",
         LOST,
-        OTHERS,
         "`gpu_exporter_driver_errors_total{call,error}`; log and page name the GPU",
-        "when the driver answers calls again; if a container lost its devices, recreate the container",
+        "when the driver answers; recreate a container that lost its devices",
     )
 
 
@@ -118,8 +115,7 @@ def test_a_requested_reset_is_reported(rig: Rig, matrix: FaultTable) -> None:
     matrix.add(
         "GPU asks for a reset and answers",
         "fresh; row and page: asks for a reset",
-        OTHERS,
-        "`gpu_recovery_action` 1, GpuUnusable; `--once` names the GPU and exits with 4",
+        "`gpu_recovery_action` 1, GpuUnusable; `--once` exits with 4",
         "after the reset",
     )
 
@@ -148,7 +144,6 @@ def test_xids_remain_when_their_gpu_is_lost(rig: Rig, matrix: FaultTable, tmp_pa
     matrix.add(
         "XID, then the GPU is lost",
         "lost; its XIDs remain",
-        OTHERS,
         "`gpu_xid_events_total{class}` from 0 to 1, `gpu_xid_errors_total{xid,class}`, the log; `--once` exits with 4 for an hour",
         "as for a lost GPU",
     )

@@ -54,7 +54,6 @@ def test_the_exporter_releases_the_driver_on_request(rig: Rig, matrix: FaultTabl
     matrix.add(
         "driver released on request (SIGUSR1)",
         "no `gpu_up`, no gauges; holders are unknown",
-        "the same",
         "`gpu_driver_up` 0 within 2 s; log and page name the reason",
         "SIGHUP",
     )

@@ -41,18 +41,6 @@ def test_without_log_directories_the_name_is_the_identity_and_a_notice_reports_i
     assert grant.holder.key.incarnation == "ml/train-0/main"
 
 
-def test_the_newest_directory_gives_the_uid_if_a_name_has_two(
-    kubelet: Kubelet, source: KubeletSource, tmp_path: Path
-) -> None:
-    for uid, made in (("new", 2_000_000_000), ("old", 1_000_000_000)):
-        directory = tmp_path / "pods" / f"ml_train-0_{uid}"
-        directory.mkdir()
-        os.utime(directory, (made, made))
-    kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
-    (grant,) = source.poll().grants
-    assert grant.holder.pod_uid == "new"
-
-
 def test_the_uid_of_a_pod_that_was_replaced_never_comes_back(
     kubelet: Kubelet, source: KubeletSource, tmp_path: Path
 ) -> None:

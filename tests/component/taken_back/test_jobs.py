@@ -6,12 +6,9 @@ import pytest
 from kubernetes import client
 
 from gpu_exporter.reconciler.actions.proofs import Work
-from gpu_exporter.reconciler.actions.record import PolicyStanding
 from gpu_exporter.reconciler.decision.policy import LABEL
-from gpu_exporter.reconciler.decision.surroundings import Reference
-from gpu_exporter.reconciler.decision.target import Skipped
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
-from tests.component.taken_back.team import ACT, PIPELINE, POOL, Team, gone, resume
+from tests.component.taken_back.team import PIPELINE, POOL, Team, gone, resume
 from tests.testbed.operators import OBJECTS
 from tests.testbed.processes import wait_for
 
@@ -77,44 +74,6 @@ def test_a_busy_or_unwarned_member_or_an_exemption_protects_the_whole_job(team: 
     assert not team.is_suspended("train")
 
 
-@pytest.mark.parametrize("reason", ["shadow", "regret", "no_demand"])
-def test_the_reconciler_does_not_act_without_proof(team: Team, reason: str) -> None:
-    team.job("train", 1)
-    team.said.answers["policy", "batch"] = PolicyStanding(50.0, 2.0) if reason == "no_demand" else Skipped(reason, "")
-    team.proofs.waiting = 0.0 if reason == "no_demand" else 8.0
-    assert team.act() == ([], {reason})
-    assert not team.is_suspended("train")
-
-
-def test_acts_do_not_exceed_the_demand_and_the_limits(team: Team) -> None:
-    team.proofs.waiting = 5.0
-    for name in ("a", "b", "c"):
-        team.job(name, 2)
-    done, held = team.act()
-    assert done == [("suspend", "done")] * 2, (
-        "two of two GPUs each, since a third one would be more than the five wanted"
-    )
-    assert "no_demand" in held
-    team.proofs.waiting = 9.0
-    team.settings = ACT._replace(hour_max=3)
-    team.job("d", 1)
-    team.restart()
-    done, held = team.act()
-    assert done == [("suspend", "done")] and "limit" in held, "what another process did counts"
-
-
-def test_shadow_mode_reports_an_act_once_and_changes_nothing(team: Team) -> None:
-    team.settings = ACT._replace(mode="shadow")
-    team.restart()
-    team.job("train", 1)
-    before = team.live_job("train")["metadata"]
-    assert team.act() == ([("suspend", "shadow")], set())
-    assert team.act() == ([], set())
-    after = team.live_job("train")["metadata"]
-    assert (after["generation"], after.get("annotations")) == (before["generation"], before.get("annotations"))
-    assert team.records() == [] and team.told("Job", "train") == []
-
-
 def test_pods_without_a_controller_of_a_known_kind_are_left_alone(team: Team, kinds: None) -> None:
     bare = team.run_pod("bare")
     team.source.pods["bare"] = (bare, 7000.0)
@@ -171,13 +130,3 @@ def test_a_working_launcher_protects_its_workers(team: Team) -> None:
         assert team.act() == ([], {"beside"}), work
     team.proofs.beside = {launcher: Work(0.04, 0.9e6)}
     assert team.act(1) == ([("suspend", "done")], set())
-
-
-def test_unreadable_kinds_do_not_prevent_acts_on_other_pods(team: Team) -> None:
-    team.job("train", 2)
-    for at in range(20):
-        owner = Reference("example.org", "v1", "OfNoApi", f"x{at}", f"uid-{at}")
-        team.pod(f"odd-{at}", 1, owner)
-        team.set_run(f"odd-{at}", 7000.0)
-    assert team.act() == ([("suspend", "done")], set())
-    assert LABEL not in team.labels("odd-3"), "itself it is unknown"

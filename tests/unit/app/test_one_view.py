@@ -159,7 +159,9 @@ def test_a_node_that_never_had_a_gpu_has_an_empty_view(tmp_path: Path) -> None:
 
 def test_a_node_whose_gpus_were_seen_before_is_missing_its_driver(tmp_path: Path) -> None:
     seen = {"uuid": "GPU-1", "pci_bus_id": "0000:17:00.0", "position": 0, "name": "H100"}
-    (tmp_path / FILE).write_text(json.dumps({"version": 1, "boot_id": read_boot_id(), "devices": [seen]}))
+    boot = read_boot_id()
+    known = {"devices": [seen], "seen": {"GPU-1": boot}, "left_out": []}
+    (tmp_path / FILE).write_text(json.dumps({"version": 1, "boot_id": boot, **known}))
     with pytest.raises(DriverUnavailable, match="there is no driver"):
         take_without_driver(tmp_path, absent=True)
 

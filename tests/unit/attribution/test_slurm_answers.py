@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from tests.unit.attribution.slurm_cluster import HELD, SLOW, Cluster, fail, hold
@@ -19,13 +17,6 @@ from gpu_exporter.agent.attribution.slurm.pace import INTERVAL_MAX_S, Pace
 from gpu_exporter.agent.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.agent.attribution.source import SourceError
 from gpu_exporter.common.vendor import NVIDIA
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
-    return Cluster(tmp_path)
 
 
 @pytest.mark.parametrize(

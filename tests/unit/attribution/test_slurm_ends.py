@@ -280,14 +280,7 @@ def test_every_run_is_reported_once_in_each_history_that_the_state_file_continue
         assert len(counted) == len(set(counted)) == sum(number + 1 for number in runs.values())
 
 
-def test_a_source_reports_the_times_of_a_job_that_ended_before_its_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
-    filing = Filing(tmp_path)
-    filing.steps = {}
-    filing.settle()
+def test_a_source_reports_the_times_of_a_job_that_ended_before_its_start(filing: Filing) -> None:
     start = filing.slurmd_start
     assert isinstance(start, int)
     filing.clock = ManualClock(monotonic=5_000.0, wall=start + 100.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from pathlib import Path
 
 import pytest
 from tests.unit.attribution.filed_jobs import AWAY, START, asked, begin, end, end_and_say, held, poll
@@ -23,26 +22,6 @@ from gpu_exporter.common.model.units import UnitId
 RULES = LedgerRules(
     poll_interval_s=5.0, stale_after_polls=3, low_ratio=0.1, high_ratio=0.7, idle_run_unknown_reset_s=60.0
 )
-
-
-@pytest.fixture
-def filing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Filing:
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
-    found = Filing(tmp_path)
-    found.steps = {}
-    found.settle()
-    return found
-
-
-@pytest.fixture
-def now(filing: Filing) -> float:
-    """The exporter's clock is that of the file system."""
-    filing.clock = ManualClock(wall=time.time() - 0.2)
-    filing.slurmd_start = int(time.time()) + 1
-    filing.restart()
-    filing.source.poll()
-    return filing.clock.wall()
 
 
 def test_jobs_begin_and_end_without_a_question_to_slurmctld(filing: Filing) -> None:

@@ -2,37 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import time
-from pathlib import Path
-
 import pytest
 from tests.unit.attribution.filed_jobs import AWAY, REFUSED, asked, begin, end_and_say, fill, held, poll
 from tests.unit.attribution.slurm_cluster import fail
 from tests.unit.attribution.slurm_quiet_node import Filing
 
 from gpu_exporter.agent.attribution.slurm.on_node.presence import STALE_S
-from gpu_exporter.common.clock import ManualClock
-
-
-@pytest.fixture
-def filing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Filing:
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
-    found = Filing(tmp_path)
-    found.steps = {}
-    found.settle()
-    return found
-
-
-@pytest.fixture
-def now(filing: Filing) -> float:
-    """The exporter's clock is that of the file system."""
-    filing.clock = ManualClock(wall=time.time() - 0.2)
-    filing.slurmd_start = int(time.time()) + 1
-    filing.restart()
-    filing.source.poll()
-    return filing.clock.wall()
 
 
 def test_unreadable_files_leave_no_gpu_free(filing: Filing) -> None:

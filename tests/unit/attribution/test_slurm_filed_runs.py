@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -33,16 +31,6 @@ from gpu_exporter.agent.attribution.slurm.on_node.job_files import FiledRun, Job
 from gpu_exporter.agent.attribution.slurm.on_node.presence import STALE_S
 from gpu_exporter.agent.attribution.source import SlowSource, SourceError
 from gpu_exporter.common.clock import ManualClock
-
-
-@pytest.fixture
-def filing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Filing:
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
-    found = Filing(tmp_path)
-    found.steps = {}
-    found.settle()
-    return found
 
 
 def test_a_job_whose_other_prologs_take_long_keeps_its_gpu(filing: Filing) -> None:
@@ -319,8 +307,6 @@ def test_for_any_jobs_no_job_has_anothers_gpu_and_no_held_gpu_is_free(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, bool]]
 ) -> None:
     """Jobs with and without a complete file, on four GPUs, while slurmctld answers only sometimes."""
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        del os.environ[name]
     filing = Filing(tmp_path_factory.mktemp("filing"))
     filing.steps = {}
     filing.settle()

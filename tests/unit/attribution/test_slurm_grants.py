@@ -24,13 +24,6 @@ from gpu_exporter.common.model.holders import Holder, HolderKey
 from gpu_exporter.common.vendor import NVIDIA
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
-    return Cluster(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("speaks", "asked"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,7 @@ from gpu_exporter.common.clock import ManualClock
 
 
 @pytest.fixture
-def filing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Filing:
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
+def filing(tmp_path: Path) -> Filing:
     found = Filing(tmp_path)
     found.steps = {}
     found.clock = ManualClock(wall=float(START))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -48,9 +47,7 @@ def held(answer: Answer) -> dict[str, str]:
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
+def node(tmp_path: Path) -> Node:
     found = Node(tmp_path)
     (tmp_path / "state").mkdir()
     (tmp_path / "proc" / "stat").write_text("cpu 1 2\nbtime 1700000000\n", "utf-8")

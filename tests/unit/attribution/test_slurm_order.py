@@ -17,13 +17,6 @@ from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.vendor import NVIDIA
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
-    return Cluster(tmp_path)
-
-
 def test_autodetect_counts_in_nvmls_order_and_needs_the_same_number_of_gpus(cluster: Cluster) -> None:
     cluster.gres_conf.write_text("AutoDetect=nvml\nName=gpu Type=h100 File=/dev/nvidia[3,1,0,2]\n", "utf-8")
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"

@@ -14,13 +14,6 @@ from gpu_exporter.common.procfs import NewestProcess, Procfs
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
-    return Node(tmp_path)
-
-
-@pytest.fixture
 def filing(node: Node, tmp_path: Path) -> Filing:
     (tmp_path / "filing").mkdir()
     return Filing(tmp_path / "filing")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,6 @@ from tests.unit.attribution.slurm_cluster import SINFO, fail
 from tests.unit.attribution.slurm_quiet_node import ONE, Filing, Node, start_slurmd
 
 from gpu_exporter.agent.attribution.source import SourceError
-
-
-@pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
-    return Node(tmp_path)
 
 
 def test_a_quiet_node_asks_for_its_own_record_once_a_minute(node: Node) -> None:

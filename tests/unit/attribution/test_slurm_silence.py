@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -30,12 +29,6 @@ KINDS = {
     "shard": ("shard", "shard", 1),
     "beside mps": ("mps", "whole", 1),
 }
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
 
 
 def make_node(directory: Path, kind: str, silent: str, late_s: float = 0.1) -> SilentNode:

@@ -52,7 +52,7 @@ def test_the_help_lists_every_command_and_fits_on_two_screens(
     advise("lines of --help", len(out.splitlines()), SCREENS, so="move texts into `more`")
     for name, command in COMMANDS.items():
         assert f"  {name:16} {command.summary}\n" in out
-    found = (path for path in FOLDER.rglob("*.py") if "def run(given" in path.read_text("utf-8"))
+    found = (path for path in FOLDER.rglob("*.py") if "def run(parser: Parser" in path.read_text("utf-8"))
     files = {".".join(path.relative_to(FOLDER).with_suffix("").parts) for path in found}
     assert files == {command.module for command in (SERVE, *COMMANDS.values())}
 
@@ -132,7 +132,7 @@ def test_the_sort_orders_of_top_are_those_of_its_screen() -> None:
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [("gpu-exporter re", {"reconcile", "record", "report"}), ("gpu-exporter he", {"help"}), ("gpu-exporter top --s", {"--sort"}), ("gpu-exporter reconcile --app", {"--apply"})],
+    [("gpu-exporter re", {"reconcile", "record", "report"}), ("gpu-exporter he", {"help"}), ("gpu-exporter top --s", {"--sort"}), ("gpu-exporter reconcile --app", {"--apply"}), ("gpu-exporter --once --format t", {"table"}), ("gpu-exporter top --sort = h", {"held"}), ("gpu-exporter digest --output -", set()), ("gpu-exporter help j", {"job"})],
 )  # fmt: skip
 def test_bash_completes_commands_and_flags(
     line: str, expected: set[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -150,6 +150,17 @@ def test_bash_completes_commands_and_flags(
     assert bash is not None
     done = subprocess.run([bash, "--norc", "-c", asked], capture_output=True, text=True, check=True, timeout=20)
     assert {word.strip() for word in done.stdout.split()} == expected
+
+
+def test_zsh_gets_every_command_and_flag_with_its_help_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    _, script, _ = run("completion", "zsh", capsys=capsys)
+    cases = dict(line.split(") _arguments ", 1) for line in script.splitlines() if ") _arguments " in line)
+    assert set(cases) == {"''", *COMMANDS, "help"}
+    for name, command in COMMANDS.items():
+        for action in command.load().build_parser()._actions:
+            assert all(f"'*{flag}" in cases[name] for flag in action.option_strings)
+    assert "'*--sort=[order of rows\\: " in cases["top"] and "]:ORDER:(waste gpu " in cases["top"]
+    assert "record:record the driver" in script
 
 
 def test_the_version_is_printed_by_a_flag_and_a_command(capsys: pytest.CaptureFixture[str]) -> None:

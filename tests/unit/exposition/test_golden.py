@@ -55,8 +55,12 @@ def test_prometheus_text_is_unchanged(view: View, golden: Callable[[str, str], N
     golden("demo.prom", TextRenderer().render(list_series(view)))
 
 
-def test_openmetrics_is_unchanged(view: View, golden: Callable[[str, str], None]) -> None:
-    golden("demo.openmetrics", TextRenderer().render(list_series(view), openmetrics=True))
+def test_openmetrics_has_another_name_of_each_counter_and_is_otherwise_the_same(view: View) -> None:
+    text = TextRenderer().render(list_series(view))
+    counters = re.findall(r"^# TYPE (\w+)_total counter$", text, re.M)
+    expected = re.sub(rf"^(# (?:HELP|TYPE) (?:{'|'.join(counters)}))_total ", r"\1 ", text, flags=re.M)
+    assert TextRenderer().render(list_series(view), openmetrics=True) == f"{expected}# EOF\n"
+    assert len(counters) > 20
 
 
 def test_json_is_unchanged(view: View, golden: Callable[[str, str], None]) -> None:

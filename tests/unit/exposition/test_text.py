@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpu_exporter.agent.exposition.series import Series
-from gpu_exporter.agent.exposition.text import MAX_LABEL_VALUE, SPARE_PREFIXES, TextRenderer, format_value
+from gpu_exporter.agent.exposition.text import MAX_LABEL_VALUE, TextRenderer, format_value
 from gpu_exporter.common.model.metrics import Family
 
 VALUES = st.floats(allow_nan=False, allow_infinity=False, width=64)
@@ -67,23 +67,39 @@ def test_only_the_requested_families_are_rendered() -> None:
     assert TextRenderer().render(series, names=frozenset(["b"])) == "# HELP b h\n# TYPE b gauge\nb 1\n"
 
 
+ROWS = st.lists(st.tuples(st.sampled_from("pqr"), st.sampled_from([0.0, -0.0, 0.5, 2])), max_size=4)
+PAGES = st.lists(st.tuples(ROWS, ROWS, st.sampled_from(["", "a", "b"]), st.booleans()), max_size=6)
+
+
+@given(PAGES)
+def test_a_renderer_that_keeps_lines_renders_what_a_new_one_renders(
+    pages: list[tuple[list[tuple[str, float]], list[tuple[str, float]], str, bool]],
+) -> None:
+    kept = TextRenderer()
+    for first, second, name, openmetrics in pages:
+        named = (("a", first), ("b", second))
+        series = [Series(Family(each, "h"), ("pod",), [((pod,), v) for pod, v in rows]) for each, rows in named if rows]
+        names = frozenset([name] if name else [])
+        rendered = kept.render(series, openmetrics=openmetrics, names=names)
+        assert rendered == TextRenderer().render(series, openmetrics=openmetrics, names=names)
+
+
 @pytest.mark.parametrize("names", [frozenset[str](), frozenset(["a"])], ids=["all", "some"])
-def test_prefixes_of_short_lived_holders_are_dropped_whichever_families_are_requested(names: frozenset[str]) -> None:
+def test_lines_of_short_lived_holders_are_dropped_whichever_families_are_requested(names: frozenset[str]) -> None:
     renderer = TextRenderer()
-    for turn in range(3 * SPARE_PREFIXES):
+    for turn in range(9):
         rows = [((f"pod-{turn}",), 1.0)]
         renderer.render([Series(Family(name, "h"), ("pod",), rows) for name in ("a", "b")], names=names)
-    assert sum(map(len, renderer._prefixes.values())) <= SPARE_PREFIXES + 8
+    assert [len(lines.prefixes) for lines in renderer._kept.values()] == [1] * (1 if names else 2)
 
 
-def test_a_request_for_a_few_families_causes_no_sweep() -> None:
+def test_a_request_for_a_few_families_drops_no_lines_of_the_others() -> None:
     renderer = TextRenderer()
-    rows = [((str(i),), 1.0) for i in range(2 * SPARE_PREFIXES)]
-    series = [Series(Family(name, "h"), ("pod",), rows) for name in ("a", "b")]
+    series = [Series(Family(name, "h"), ("pod",), [(("p",), 1.0)]) for name in ("a", "b")]
     renderer.render(series)
-    kept = renderer._prefixes
-    renderer.render(series, names=frozenset(["none"]))
-    assert renderer._prefixes is kept
+    kept = dict(renderer._kept)
+    renderer.render(series, names=frozenset(["a"]))
+    assert renderer._kept == kept
 
 
 def test_integers_have_no_fraction_and_large_numbers_are_exact() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -23,6 +24,7 @@ from gpu_exporter.reports.history.asking import (
     ROWS_MAX,
     TEXT_MAX,
     WORKERS,
+    Answers,
     History,
     TooLarge,
     WindowSpan,
@@ -192,15 +194,23 @@ def test_more_points_than_any_server_gives_are_asked_in_parts() -> None:
 
 def test_at_most_two_queries_run_at_the_same_time() -> None:
     server, both, more = Server(), threading.Barrier(WORKERS, timeout=30), threading.Barrier(WORKERS + 1, timeout=1)
+    crowd = list[object]()
 
     def fetch(address: Address, form: Mapping[str, str] | None, most_bytes: int, within_s: float) -> str:
         both.wait()
-        with pytest.raises(threading.BrokenBarrierError):
+        with contextlib.suppress(threading.BrokenBarrierError):
             more.wait()  # for one more, which does not come
+            crowd.append(form)
         return server(address, form, most_bytes, within_s)
 
-    found = History(ADDRESS, fetch).ask_tables({name: name for name in "abcd"}, DAY)
-    assert sorted(found) == ["a", "b", "c", "d"]
+    history = History(ADDRESS, fetch)
+
+    def ask(names: str) -> dict[str, Answers]:
+        return history.ask_tables({name: name for name in names}, DAY)
+
+    tables = history.ask_ahead(ask, ("ab", "cd"))  # both at the same time, each with two workers
+    assert sorted(name for found in tables for name in found) == ["a", "b", "c", "d"]
+    assert not crowd
 
 
 PARTIAL = [
@@ -298,13 +308,15 @@ ODD_SERIES = [
     {"values": [[float("inf"), "1"]]},
     {"values": [{"a": 1}]},
 ]
+ODD_ROWS: list[Any] = [{**GOOD, **part} for part in ODD_SERIES]
+ODD_ROWS += [None, 7, [], {}, {"metric": {"a": "b"}}, {"metric": {"n" * (TEXT_MAX + 1): "x"}, "values": []}]
 
 
-@pytest.mark.parametrize("part", ODD_SERIES, ids=[str(n) for n in range(len(ODD_SERIES))])
-def test_a_series_that_cannot_be_read_is_skipped_and_counted(part: dict[str, Any]) -> None:
+@pytest.mark.parametrize("row", ODD_ROWS, ids=range(len(ODD_ROWS)))
+def test_a_series_that_cannot_be_read_is_skipped_and_counted(row: Any) -> None:
     skipped: dict[int, str] = {}
-    (series,) = parse_matrix(matrix({**GOOD, **part}, GOOD), "count(x)", DAY, skipped)
-    assert series.values and len(skipped) == 1
+    first, last = parse_matrix(matrix(GOOD, row, GOOD), "count(x)", DAY, skipped)
+    assert first.values and last.values and len(skipped) == 1
 
 
 PLAIN = [

@@ -208,44 +208,16 @@ def test_the_names_of_a_long_period_come_from_smaller_queries_too() -> None:
     assert history.ask_names("names", "up", WindowSpan(0.0, 8 * HOUR, HOUR)) == {"up": (8, 8 * HOUR)}
 
 
-ODD_SERIES = [
-    None,
-    7,
-    [],
-    {},
-    {"metric": None, "values": []},
-    {"metric": {"job": 7}, "values": []},
-    {"metric": {"hpc_job": "7" * 10_000}, "values": [[HOUR, "1"]]},
-    {"metric": {"n" * 9_000: "x" * 9_000}, "values": []},
-    {"metric": {"a": "b"}},
-    {"metric": {"a": "b"}, "values": 7},
-    {"metric": {"a": "b"}, "values": [[HOUR]]},
-    {"metric": {"a": "b"}, "values": [[HOUR, 1]]},
-    {"metric": {"a": "b"}, "values": [[10**400, "1"]]},
-    {"metric": {"a": "b"}, "values": [[HOUR, "one"]]},
-]
-
-
-@pytest.mark.parametrize("odd", ODD_SERIES, ids=range(len(ODD_SERIES)))
-def test_an_odd_series_costs_itself_alone_and_is_counted_once(odd: object) -> None:
-    good = [{"metric": {"UUID": f"GPU-{at}"}, "values": [[HOUR, "1"]]} for at in range(2)]
-    text = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": [good[0], odd, good[1]]}})
-    history = History(parse_address("http://x"), lambda *_: text, clock=ManualClock())
-    for _ in range(2):
-        labels = [series.labels for series in history.ask_windows("held", "up", SPAN)]
-        assert labels == [(("UUID", "GPU-0"),), (("UUID", "GPU-1"),)]
-    assert history.skipped == 1
-    assert history.describe_skipped().startswith("1 series that cannot be read: ")
-    assert len(history.describe_skipped()) < 200
-
-
 def test_the_reasons_of_many_odd_series_are_few() -> None:
     rows = [{"metric": {f"label{at}": "x" * 9_000}, "values": []} for at in range(50)]
     text = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": rows}})
     history = History(parse_address("http://x"), lambda *_: text, clock=ManualClock())
     assert history.describe_skipped() == ""
-    assert list(history.ask_windows("held", "up", SPAN)) == []
+    for _ in range(2):  # each is counted once
+        assert list(history.ask_windows("held", "up", SPAN)) == []
     text = history.describe_skipped()
-    assert text.startswith("50 series that cannot be read: its label label0 has more than 8,000 characters; ")
+    assert len(text) < 300 and text.startswith(
+        "50 series that cannot be read: its label label0 has more than 8,000 characters; "
+    )
     assert text.endswith("; 47 more reasons")
     assert text.count("; ") == 3

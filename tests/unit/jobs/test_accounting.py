@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.cli.reports import report
+from gpu_exporter.cli.commands import COMMANDS
 from gpu_exporter.common import commands
 from gpu_exporter.common.address import parse_address
 from gpu_exporter.common.clock import ManualClock
@@ -196,7 +196,7 @@ def test_flags_without_an_effect_on_the_comparison_are_refused(
     flag: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        report.run(["--against=sacct", "--source.prometheus=http://127.0.0.1:1", flag])
+        COMMANDS["report"].run(["--against=sacct", "--source.prometheus=http://127.0.0.1:1", flag])
     assert text in capsys.readouterr().err
 
 

@@ -26,7 +26,7 @@ def node() -> SimulatedNode:
 
 
 def shown(node: SimulatedNode, records: NodeRecords, rules: ViewRules = RULES) -> AllocationView | None:
-    allocations = build_view(records, node.view().status, node.diagnosis.findings, rules).allocations
+    allocations = build_view(records, node.view().status, node.diagnosis.loop.findings, rules).allocations
     return allocations[0] if allocations else None
 
 
@@ -129,13 +129,13 @@ def test_a_gpu_is_withheld_if_its_reading_is_old_or_its_call_hangs(node: Simulat
     ((key, gpu),) = records.gpus.items()
     for old, hung, withheld in ((5.0, False, False), (5.1, False, True), (0.0, True, True)):
         later = records._replace(monotonic=gpu.snapshot.monotonic + old, gpus={key: gpu._replace(hung=hung)})
-        view = build_view(later, node.view().status, node.diagnosis.findings, RULES)
+        view = build_view(later, node.view().status, node.diagnosis.loop.findings, RULES)
         assert view.gpus[0].withheld == withheld
         assert (view.allocations[0].verdict.state == "held_idle") == (not withheld)
 
 
 def test_a_view_changes_nothing(node: SimulatedNode) -> None:
     """Scrapes of one moment get one view: reading it writes nothing."""
-    version, verdicts = node.state.version(), node.diagnosis.findings
+    version, verdicts = node.state.version(), node.diagnosis.loop.findings
     assert node.view() == node.view()
-    assert (node.state.version(), node.diagnosis.findings) == (version, verdicts)
+    assert (node.state.version(), node.diagnosis.loop.findings) == (version, verdicts)

@@ -10,9 +10,11 @@ from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.errors import AnswerError
+from gpu_exporter.common.promql.client import Fetch
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.evidence.matchers import HOLDER_LABELS
+from gpu_exporter.reconciler.evidence.peaks import Peaks
 from gpu_exporter.reconciler.evidence.promql import FACTS, PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import Evidence, HolderName
 
@@ -147,12 +149,9 @@ class FakeApi:
         return rows
 
 
-def prometheus(api: FakeApi) -> PromQLSource:
-    return PromQLSource(
-        PromQLOptions(address=parse_address("http://p:9090"), candidate_after_s=3600.0, window_s=7200.0, matcher=""),
-        clock=ManualClock(wall=NOW),
-        fetch=api,
-    )
+def prometheus(api: Fetch, matcher: str = "", peaks: Peaks | None = None, **options: Any) -> PromQLSource:
+    about = PromQLOptions(parse_address("http://p:9090"), 3600.0, 7200.0, matcher)
+    return PromQLSource(about._replace(**options), ManualClock(wall=NOW), api, peaks=peaks)
 
 
 def read(api: FakeApi, *marked: HolderName) -> Evidence:

@@ -1,4 +1,4 @@
-"""Idle GPUs have one exit: in 10,000 random clusters, each holder of them is marked, acted on, or spared with a reason."""
+"""Idle GPUs have one exit: in 3,000 random clusters, each holder of them is marked, acted on, or spared with a reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import Mark, MarkError
 from gpu_exporter.reconciler.telemetry import REASONS, Telemetry
 
-CLUSTERS = 10_000
+CLUSTERS = 3_000
 LONG_S = 14 * 3600.0  # longer than any class, gap, policy or wish can ask for
 SHORT_S = 1500.0
 RUNS_S = (LONG_S, LONG_S, 3 * 3600.0, 5000.0, SHORT_S, 0.0, None)

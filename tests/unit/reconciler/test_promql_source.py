@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, beside, page, read, stage_of
+from tests.unit.reconciler.sources_bench import NOW, PLACE, FakeApi, beside, page, prometheus, read, stage_of
 
-from gpu_exporter.common.address import Address, parse_address
+from gpu_exporter.common.address import Address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Policy
 from gpu_exporter.common.errors import AnswerError
@@ -17,19 +17,12 @@ from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.evidence.exporters import ExporterSource, parse_exporter
 from gpu_exporter.reconciler.evidence.matchers import MATCHER_MAX, restrict
 from gpu_exporter.reconciler.evidence.peaks import Peaks
-from gpu_exporter.reconciler.evidence.promql import PromQLOptions, PromQLSource
 from gpu_exporter.reconciler.evidence.records import HolderName, HostLimits, Unseen
 
 
 def test_promql_evidence_asks_for_suspects_first_and_then_only_about_them() -> None:
     api = FakeApi()
-    evidence = PromQLSource(
-        PromQLOptions(
-            address=parse_address("http://p:9090/"), candidate_after_s=3600.0, window_s=7200.0, matcher='cluster="a"'
-        ),
-        clock=ManualClock(wall=NOW),
-        fetch=api,
-    ).read_evidence()
+    evidence = prometheus(api, 'cluster="a"').read_evidence()
     (decision,) = decide(evidence, Policy())
     assert (decision.stage, decision.owner) == ("underused", "ada/phys")
     asked = [query for query in api.queries if "idle_run_seconds" in query]
@@ -67,17 +60,7 @@ def test_a_small_difference_from_the_clock_of_prometheus_is_ignored(ahead_s: flo
 def test_both_sources_report_work_on_the_host() -> None:
     api = FakeApi()
     cpu, io = "gpu_allocation_host_activity_ratio", "gpu_allocation_host_io_bytes_per_second"
-    source = PromQLSource(
-        PromQLOptions(
-            address=parse_address("http://p"),
-            candidate_after_s=3600.0,
-            window_s=7200.0,
-            matcher='a="b"',
-            host=HostLimits(0.25, 20_000_000),
-        ),
-        clock=ManualClock(wall=NOW),
-        fetch=api,
-    )
+    source = prometheus(api, 'a="b"', host=HostLimits(0.25, 20_000_000))
     assert source.read_evidence().holders[0].units[0].host_cpu_ratio is None
     assert source.read_evidence().holders[0].units[0].host_cores is None
     job = 'a="b",scheduler="slurm",job_id=~"42"'
@@ -265,13 +248,7 @@ def test_a_namespace_label_that_prometheus_enforces_is_an_error_with_the_remedy(
 def test_an_answer_without_any_series_of_exporters_is_an_error_whose_reason_is_not_looked_for_in_each_cycle() -> None:
     api = FakeApi()
     api.blind = True
-    source = PromQLSource(
-        PromQLOptions(
-            address=parse_address("http://p:9090"), candidate_after_s=3600.0, window_s=7200.0, matcher='job="x"'
-        ),
-        clock=ManualClock(wall=NOW),
-        fetch=api,
-    )
+    source = prometheus(api, 'job="x"')
     for asked in (10, 3, 3):  # queries
         api.queries.clear()
         with pytest.raises(AnswerError, match=r'no gpu-exporter series match \{job="x"\}: Prometheus has had no such'):
@@ -364,17 +341,7 @@ def test_an_answer_with_an_error_or_in_another_format_is_an_error(text: str, mes
 
 def test_models_are_asked_for_once_and_only_if_a_policy_matches_on_models() -> None:
     api = FakeApi()
-    source = PromQLSource(
-        PromQLOptions(
-            address=parse_address("http://p:9090"),
-            candidate_after_s=3600.0,
-            window_s=7200.0,
-            matcher='job="x"',
-            asks_models=True,
-        ),
-        clock=ManualClock(wall=NOW),
-        fetch=api,
-    )
+    source = prometheus(api, 'job="x"', asks_models=True)
     assert source.read_evidence().holders[0].units[0].model == "NVIDIA A100"
     (asked,) = [query for query in api.queries if "gpu_info" in query]
     assert asked == 'count by (uuid, name) (gpu_info{job="x",uuid=~"GPU-0"})'
@@ -429,12 +396,7 @@ def test_the_query_for_sharing_candidates_has_its_own_time_limit_after_the_evide
 
     monkeypatch.setattr("gpu_exporter.reconciler.evidence.promql.time.monotonic", lambda: now[0])
     peaks = Peaks(0.2, 7 * 86_400.0, ManualClock(wall=NOW))
-    source = PromQLSource(
-        PromQLOptions(address=parse_address("http://p:9090"), candidate_after_s=3600.0, window_s=7200.0, matcher=""),
-        clock=ManualClock(wall=NOW),
-        fetch=Slow(),
-        peaks=peaks,
-    )
+    source = prometheus(Slow(), peaks=peaks)
     evidence = source.read_evidence()
     assert (len(evidence.holders), within) == (1, {"hint": 10.0}), "its failure does not affect the evidence"
 
@@ -494,8 +456,6 @@ def test_the_evidence_of_other_exporters_counts_if_silent_exporters_cannot_be_re
             raise AnswerError("http://p: status 422: too many samples")
         return api(address, form, most_bytes, within_s)
 
-    evidence = PromQLSource(
-        PromQLOptions(parse_address("http://p"), 3600.0, 7200.0), ManualClock(wall=NOW), fetch
-    ).read_evidence()
+    evidence = prometheus(fetch).read_evidence()
     assert (len(evidence.holders), evidence.unseen) == (1, ())
     assert evidence.problems == ("it is unknown which exporters are missing: http://p: status 422: too many samples",)

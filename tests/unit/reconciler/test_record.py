@@ -18,6 +18,7 @@ from tests.testbed.proven import Tally, Texts
 
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.common.config.defaults import Actions
+from gpu_exporter.reconciler.actions import record as record_module
 from gpu_exporter.reconciler.actions.record import (
     ACT_KEEP_S,
     ACT_LOOK_S,
@@ -87,7 +88,9 @@ def fill(record: Record, **tenants: tuple[int, int]) -> Record:
 def quiet() -> Texts:
     """The kept text of a record of two weeks without decisions."""
     place = Texts()
-    looked(ManualClock(wall=WALL), place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_module, "SAVE_S", 600.0)  # it is written less often, for the sake of the test's time
+        looked(ManualClock(wall=WALL), place)
     return place
 
 
@@ -428,7 +431,7 @@ def test_a_flood_of_one_tenant_costs_no_day_and_no_watch_of_another(
     record: Record, caplog: pytest.LogCaptureFixture
 ) -> None:
     """900 pods of one namespace, whose names have 253 characters, become underused at the same time."""
-    clock, tally = record._clock, record._observer
+    clock, tally = record._clock, record._telemetry
     assert isinstance(clock, ManualClock) and isinstance(tally, Tally)
     for _ in range(14):
         fill(record, a=(3, 0), b=(3, 0), c=(3, 0), d=(3, 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.testbed.marker_book import Book
 
 from gpu_exporter.common.config.defaults import Policy
@@ -146,9 +147,9 @@ def test_a_stall_changes_no_stage_and_is_published_beside_it() -> None:
     around = {each.name: Surroundings("group", members) for each in gang}
     found = with_stalls(evidence, decided, around, Policy())
     assert [each.stage for each in found] == [each.stage for each in decided]
-    series = Stages()
+    series = Stages(CollectorRegistry())
     series.note(found)
-    family, _ = series.collect()
+    (family,) = series.stages.collect()
     assert {(s.labels["pod"], s.labels["stage"]) for s in family.samples} == {("a", "stalled"), ("b", "stalled")}
 
 
@@ -158,9 +159,9 @@ def test_a_gang_that_may_be_stalled_is_not_published() -> None:
     around = Surroundings("group", tuple(Member(each.name, "", each.held) for each in gang))
     found = with_stalls(evidence, decide(evidence, Policy()), {each.name: around for each in gang}, Policy())
     assert [each.stall for each in found] == ["unknown", "unknown"]
-    series = Stages()
+    series = Stages(CollectorRegistry())
     series.note(found)
-    family, _ = series.collect()
+    (family,) = series.stages.collect()
     assert family.samples == []
 
 

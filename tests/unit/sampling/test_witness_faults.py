@@ -23,7 +23,7 @@ from gpu_exporter.agent.ledger.state import StateFile
 from gpu_exporter.common.model.units import UnitId
 from gpu_exporter.common.model.views import AllocationView
 
-REST_S, WORK_S, ROUNDS = 130, 40, 4
+REST_S, WORK_S, ROUNDS = 130, 40, 3
 EDGE_S = 6.0  # means over a second, cycles and the time that power needs to follow the load
 # The calls of each source of evidence.
 SOURCES: Mapping[str, tuple[str, ...]] = {
@@ -107,7 +107,7 @@ def works(second: float) -> bool:
     return REST_S + EDGE_S <= at <= REST_S + WORK_S
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["train", "decode"]))
 def test_no_second_is_idle_that_a_true_witness_contradicts(seed: int, level: str) -> None:
     draw = random.Random(seed)

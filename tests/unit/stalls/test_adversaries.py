@@ -1,4 +1,4 @@
-"""Every case that looks like a stall or hides one, with its verdict: the table of docs/stalls.md has most of them.
+"""Every case that looks like a stall or hides one, with its verdict: docs/stalls.md lists the most important.
 
 Levels are published ones (devices/levels.py). The host is read every 30 s where the case does not say otherwise.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.testbed.spins import BLIND, QUIET, Host, Stage, Trace, first_stall, strongest
@@ -12,11 +14,13 @@ ORDER = ("none", "low", "medium", "high")
 VALUES = ("power_w", "limit_w", "memory_bytes", "pcie", "nvlink", "sm", "pipes", "utilization")
 BEFORE = {"H100": (Stage(120, "rest"), Stage(1200, "train")), "A100": (Stage(120, "rest"), Stage(1200, "train"))}
 MODELS = st.sampled_from(sorted(BEFORE))
+SEEDS = st.integers(0, 4)  # of a board's own error and noise
 RUN_S = 1300.0
 NEVER = float("inf")
 LEVEL_OF = {model: sorted(name for of, name in LEVELS if of == model) for model in BEFORE}
 
 
+@cache
 def outcome(model: str, seed: int, *stages: Stage) -> tuple[int, float]:
     """The highest confidence, and when the stall was first reported."""
     trace = Trace(model, seed=seed)
@@ -27,7 +31,7 @@ def outcome(model: str, seed: int, *stages: Stage) -> tuple[int, float]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(MODELS, st.integers(0, 99), st.sets(st.sampled_from(VALUES), min_size=1), st.sampled_from([QUIET, BLIND]))
+@given(MODELS, SEEDS, st.sets(st.sampled_from(VALUES), min_size=1), st.sampled_from([QUIET, BLIND]))
 def test_values_that_are_never_read_lower_the_confidence_or_leave_it(
     model: str, seed: int, hidden: set[str], host: Host
 ) -> None:
@@ -39,7 +43,7 @@ def test_values_that_are_never_read_lower_the_confidence_or_leave_it(
 @settings(max_examples=60, deadline=None)
 @given(
     MODELS,
-    st.integers(0, 99),
+    SEEDS,
     st.sets(st.sampled_from(VALUES), min_size=1),
     st.floats(0.0, RUN_S - 10),
     st.floats(10.0, 400.0),
@@ -58,7 +62,7 @@ def test_values_that_go_missing_for_a_while_never_bring_a_stall_nearer(
 @settings(max_examples=60, deadline=None)
 @given(
     MODELS,
-    st.integers(0, 99),
+    SEEDS,
     st.floats(0.0, 0.2),
     st.floats(0.0, 300.0),
     st.floats(0.0, 3e8),
@@ -78,7 +82,7 @@ def test_less_utilization_more_power_and_more_progress_never_bring_a_stall_neare
 
 
 @settings(max_examples=60, deadline=None)
-@given(MODELS, st.data(), st.integers(0, 99), st.floats(61.0, 5000.0))
+@given(MODELS, st.data(), SEEDS, st.floats(61.0, 5000.0))
 def test_a_start_of_the_exporter_under_any_load_begins_no_run(
     model: str, data: st.DataObject, seed: int, away_s: float
 ) -> None:

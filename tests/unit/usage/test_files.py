@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from tests.gpu_review import EDGE_S
 
 from gpu_exporter.agent.runtime.playback import Playback, PlayedUnit, play_back
-from gpu_exporter.cli.reports import report, report_files
+from gpu_exporter.cli.commands import COMMANDS
+from gpu_exporter.cli.reports import report_files
 from gpu_exporter.common.config.defaults import Settings
 from gpu_exporter.common.exits import Exit
 from gpu_exporter.common.model.readings import Span
@@ -50,7 +51,7 @@ def reported(capsys: pytest.CaptureFixture[str]) -> Report:
     """Runs the command. Returns its exit code and its JSON, with what it wrote to standard error as `said`."""
 
     def ask(*paths: Path, flags: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:
-        code = report.run([*(f"--source.file={path}" for path in paths), "--format=json", *flags])
+        code = COMMANDS["report"].run([*(f"--source.file={path}" for path in paths), "--format=json", *flags])
         out, said = capsys.readouterr()
         return code, {**(json.loads(out) if out else {}), "said": said}
 
@@ -314,7 +315,7 @@ def test_a_period_of_years_is_an_error_of_a_clock(tmp_path: Path, reported: Repo
 @pytest.mark.parametrize("flag", ["--source.prometheus=http://p:1", "--source.matcher=a", "--since=1d", "--rest=1"])
 def test_flags_of_a_server_are_refused(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        report.run([f"--source.file={tmp_path}", flag])
+        COMMANDS["report"].run([f"--source.file={tmp_path}", flag])
     assert ended.value.code == Exit.USAGE
     assert f"--source.file cannot be combined with {flag.partition('=')[0]}" in capsys.readouterr().err
 
@@ -324,7 +325,7 @@ def test_every_form_has_the_hours(tmp_path: Path, capsys: pytest.CaptureFixture[
     for form, text in (("text", "logs of nvidia-smi (1)"), ("html", "<html"), ("csv", "held"), ("tsv", "held")):
         answers = []
         for _ in range(2):
-            assert report.run([f"--source.file={tmp_path}", f"--format={form}", "--price=3"]) == Exit.DONE
+            assert COMMANDS["report"].run([f"--source.file={tmp_path}", f"--format={form}", "--price=3"]) == Exit.DONE
             answers.append(capsys.readouterr().out)
         assert text in answers[0] and answers[0] == answers[1]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from tests.testbed.usage import use
 
-from gpu_exporter.cli.reports.report import run
+from gpu_exporter.cli.commands import COMMANDS
 from gpu_exporter.common.address import Address, parse_address
 from gpu_exporter.common.clock import ManualClock
 from gpu_exporter.reports.history.asking import History
@@ -133,7 +133,7 @@ def test_two_prices_for_the_same_models_are_refused(
     twice: tuple[str, str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        run(["--source.prometheus=http://127.0.0.1:1", *(f"--price={each}" for each in twice)])
+        COMMANDS["report"].run(["--source.prometheus=http://127.0.0.1:1", *(f"--price={each}" for each in twice)])
     assert ended.value.code == 2
     assert f"--price: {named}: give only one" in capsys.readouterr().err
     refuse_twice([("", 1.0), (L4, 1.0), (H100, 1.0)])

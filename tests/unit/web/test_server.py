@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.testbed.processes import PROMPT_S, converse
-from tests.unit.web.server_bench import HONEST, HOSTILE, PAGE, PROBE, Site, connect, get, note_connections, until
+from tests.unit.web.server_bench import HONEST, HOSTILE, PAGE, Site, connect, get, note_connections, until
 
 from gpu_exporter.common.web import crowd
 from gpu_exporter.common.web import server as web
@@ -41,64 +41,8 @@ def test_requests_in_one_packet_are_answered_in_order(server: HttpServer) -> Non
     assert whole.endswith(b"\r\n\r\nhealthy\n")
 
 
-@pytest.mark.parametrize(
-    ("request_", "status"),
-    [
-        (b"GET /page HTTP/1.1\r\nContent-Length: 20\r\n\r\nGET /page HTTP/1.1\r\n", 413),
-        (b"PUT /page HTTP/1.1\r\n\r\n", 405),
-        (b"nonsense\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", 431),
-    ],
-)
-def test_a_refused_request_gets_one_reply_and_its_connection_is_closed(
-    server: HttpServer, request_: bytes, status: int
-) -> None:
-    with connect(server, HONEST) as client:
-        whole = converse(client, request_)
-    assert whole.startswith(b"HTTP/1.1 %d " % status)
-    assert whole.count(b"HTTP/1.1 ") == 1
-
-
 def test_an_internal_error_is_reported_without_its_text(server: HttpServer) -> None:
     assert get(server, "/fault") == (500, b"internal error: see the log of the exporter\n")
-
-
-def test_probes_and_scrapes_are_answered_during_an_attack(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 clients request large pages and read nothing, 24 send nothing, 8 send half a head. All of them reconnect."""
-    stop, made = threading.Event(), note_connections(monkeypatch)
-    kinds = [b"GET /page HTTP/1.1\r\n\r\n" * 50] * 64 + [b""] * 24 + [b"GET /page HT"] * 8
-
-    def attack(sent: bytes) -> None:
-        while not stop.is_set():
-            with contextlib.suppress(OSError), connect(server, HOSTILE) as client:
-                client.settimeout(0.2)
-                client.sendall(sent)
-                stop.wait(0.5)
-
-    attackers = [threading.Thread(target=attack, args=(sent,)) for sent in kinds]
-    for attacker in attackers:
-        attacker.start()
-    until(lambda: len(made) >= len(kinds))
-    probes: list[float] = []
-    scrapes: list[int] = []
-
-    def scrape() -> None:
-        scrapes.append(len(get(server, "/page")[1]))
-
-    clients = [threading.Thread(target=scrape) for _ in range(50)]
-    for client in clients:
-        client.start()
-    for _ in range(20):
-        began = time.monotonic()
-        assert get(server, "/-/healthy", PROBE) == (200, b"healthy\n")
-        probes.append(time.monotonic() - began)
-    for client in clients:
-        client.join()
-    stop.set()
-    for attacker in attackers:
-        attacker.join()
-    assert scrapes == [len(PAGE)] * 50
-    assert min(probes) < 0.5 and max(probes) < PROMPT_S
 
 
 @pytest.mark.parametrize("late", [1, 40])

@@ -92,9 +92,7 @@ class HolderTracker:
         return self._numbers.units()
 
     def update(self, poll: Poll, devices: Devices, owners: Owners, now: float) -> HolderUpdate:
-        """Returns the holders after this poll. `owners`: the owners of the processes on each unit. `now`: monotonic
-        seconds.
-        """
+        """Returns the holders after this poll. `owners`: owners of processes, by unit. `now`: monotonic seconds."""
         grants = poll.grants
         if self._ended is not None:
             grants = self._ended.apply(grants, owners, now)

@@ -51,9 +51,7 @@ def apply_identity(holder: Holder, mode: Mode, key: bytes | None) -> Holder:
 
 
 def _hash(key: bytes, kind: str, name: str) -> str:
-    """Returns the hash of a name, "" for an empty name. A user and an account with the same name have
-    different hashes.
-    """
+    """Returns the hash of a name, "" for an empty name. Equal names of user and account have different ones."""
     import hmac  # few sites need it, and `--once` must start within milliseconds
 
     return (
@@ -110,9 +108,7 @@ class Identity:
     """The setting `identity.user` of one node, with its key. The key is read or made at its first use."""
 
     def __init__(self, setting: str, directory: Path | None) -> None:
-        """`setting`: `auto` or one of MODES. `directory`: directory of the key, None if the exporter has no state
-        directory.
-        """
+        """`setting`: `auto` or one of MODES. `directory`: directory of the key, None without a state directory."""
         self.problem = ""  # why users are not shown, although the mode is hmac
         self._setting = setting
         self._directory = directory

@@ -25,9 +25,7 @@ class NumberMemory:
         return {number: unit for number, (unit, _) in self._known.items()}
 
     def note(self, numbers: Mapping[NumberKey, UnitId], now: float) -> None:
-        """Adds the present numbers. Drops numbers without a report for KEEP_S, and above MAX_NUMBERS the oldest
-        ones.
-        """
+        """Adds the present numbers. Drops those without a report for KEEP_S, and above MAX_NUMBERS the oldest."""
         self._known |= {number: (unit, now) for number, unit in numbers.items()}
         recent = {number: known for number, known in self._known.items() if now - known[1] <= KEEP_S}
         self._known = dict(sorted(recent.items(), key=lambda item: -item[1][1])[:MAX_NUMBERS])

@@ -96,9 +96,7 @@ class Poller:
         self._memory = {source.name: _SourceMemory() for source in sources}
 
     def poll(self) -> list[Grant]:
-        """Polls every source once, and returns all grants. If a source fails, its last answer counts for a limited
-        time.
-        """
+        """Polls every source once, and returns all grants. If a source fails, its last answer counts for a while."""
         for source in self._sources:
             memory = self._memory[source.name]
             self._take_answer(source.name, memory, 0.0)  # an answer that came late

@@ -115,9 +115,7 @@ class ProcessOwners:
         return (namespace, pod) if namespace and pod else None
 
     def own(self, period: ProcessPeriod) -> OwnedPeriod:
-        """Looks up the owners of the processes that worked on a GPU in a period. Call it soon, while the processes
-        still run.
-        """
+        """Looks up the owners of the processes that worked on a GPU in a period. Call it while they still run."""
         known = [(self._owner(each.pid, each.monotonic), each.ratio) for each in period.shares[:UNIT_MAX]]
         rest = sum(each.ratio or 0.0 for each in period.shares[UNIT_MAX:])
         shares = (*known, (None, rest)) if rest else tuple(known)

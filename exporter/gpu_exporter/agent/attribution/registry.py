@@ -156,7 +156,6 @@ def is_slurm_node(procfs: Path = Path("/proc")) -> bool:
 
 
 def runs_slurmd(procfs: Path) -> bool:
-    """Returns whether a slurmd is among the visible processes."""
     for entry in procfs.glob("[0-9]*/comm"):
         try:
             if entry.read_text("ascii", "replace").strip() == "slurmd":

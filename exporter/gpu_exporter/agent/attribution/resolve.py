@@ -98,9 +98,7 @@ class _Assigned(NamedTuple):
 
 
 class _GrantsByUnit:
-    """The grants of each unit. `kept`: the unit of each (holder, device number), which stays the same while the holder
-    runs.
-    """
+    """The grants of each unit. `kept`: the unit of each (holder, device number), which stays while the holder runs."""
 
     def __init__(self) -> None:
         self.units: dict[UnitId, list[_Assigned]] = {}

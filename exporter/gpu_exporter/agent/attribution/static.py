@@ -71,9 +71,7 @@ class StaticSource:
         return Answer(self._grants)
 
     def _look(self) -> bytes | None:
-        """Returns the file's new content, None if it did not change. Raises OSError, or ValueError if no content counts
-        yet.
-        """
+        """Returns the file's new content, None if unchanged. Raises OSError, ValueError if no content counts yet."""
         seen, (data, age_s) = self._seen, self._read()
         if seen is None and not self._settled_s <= age_s:  # also if the file is dated in the future
             time.sleep(self._settled_s)

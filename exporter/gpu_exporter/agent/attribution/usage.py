@@ -54,9 +54,7 @@ SLACK = 0.05
 
 
 def divide_period(period: OwnedPeriod, holders: Sequence[Holder]) -> Split:
-    """Divides the work on a shared unit among its holders. Work that does not belong to exactly one holder counts as
-    `others`.
-    """
+    """Divides the work on a shared unit among its holders. Work of no single holder counts as `others`."""
     ratios: dict[HolderKey, float] = {}
     unclear: set[HolderKey] = set()
     others: float | None = None

@@ -1,3 +1,1 @@
-"""The collectors, one subject per file. A collector reads values of a GPU, and declares the metrics
-that it publishes.
-"""
+"""The collectors, one subject per file. A collector reads values of a GPU, and declares its metrics."""

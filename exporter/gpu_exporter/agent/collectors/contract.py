@@ -38,9 +38,7 @@ class Totals:
         return self._sums.get(key)
 
     def step(self, key: Hashable, value: float) -> float | None:
-        """Returns the increase of a driver counter since the last call. None at the first call, or if
-        the counter fell.
-        """
+        """Returns the increase of a driver counter since the last call. None at the first call, and if it fell."""
         last, self._last[key] = self._last.get(key), value
         return value - last if last is not None and value >= last else None
 

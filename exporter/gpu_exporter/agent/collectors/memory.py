@@ -27,9 +27,7 @@ def collect_memory(cycle: Cycle) -> None:
 
 
 def read_parts(cycle: Cycle, whole: tuple[Family, int], *parts: tuple[Family, int | None]) -> list[Sample]:
-    """Returns samples of the total memory and its parts. Discards a part above the total, and counts
-    it as implausible.
-    """
+    """Returns samples of the total memory and its parts. Discards a part above the total as implausible."""
     total, samples = cycle.sample(*whole), []
     for family, size in parts:
         if total and size is not None and size > total[0].value:

@@ -1,6 +1,4 @@
-"""The names of the collectors. A separate module, because the command line needs them without loading
-the collectors.
-"""
+"""The names of the collectors. Apart, because the command line needs them without loading the collectors."""
 
 # By name, in the order in which they run: (on by default, description). registry.py finds each collector by its name.
 # MIG is last, because it divides values that other collectors have read.

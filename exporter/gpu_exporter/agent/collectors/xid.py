@@ -40,9 +40,7 @@ def classify(xid: int, severity: str = "") -> str:
 
 
 def ends_work(xid: int, kind: str) -> bool:
-    """Returns whether the program on the GPU cannot continue after this XID. False if the catalogue does not list the
-    XID.
-    """
+    """Returns whether the program on the GPU cannot continue after this XID. False if the catalogue lacks the XID."""
     return kind == "application" or is_fault(xid, kind)
 
 

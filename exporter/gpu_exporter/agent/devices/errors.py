@@ -46,9 +46,7 @@ class DeviceLost(DeviceError):
 
 
 class DriverChanged(DeviceError):
-    """The NVML library and the kernel module no longer match, because the driver was upgraded while
-    this process ran.
-    """
+    """The NVML library and the kernel module no longer match, because the driver was upgraded meanwhile."""
 
 
 class DriverUnavailable(ForeignError):
@@ -78,12 +76,9 @@ KINDS: dict[str, type[DeviceError]] = {
 
 
 def is_unsupported(error: str) -> bool:
-    """Returns whether an error means that hardware or driver lacks the value. Other errors mean that
-    the call failed.
-    """
+    """Returns whether an error means that hardware or driver lacks the value. Any other error is a failed call."""
     return KINDS.get(error) is NotSupported or error == "NVML_ERROR_NO_DATA"
 
 
 def device_error(call: str, error: str) -> DeviceError:
-    """Returns the exception for an NVML error, by the error's name."""
     return KINDS.get(error, DeviceError)(call, error)

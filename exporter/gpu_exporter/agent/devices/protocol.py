@@ -190,9 +190,7 @@ class Instance(Protocol):
     def read_memory(self) -> Memory: ...
 
     def read_gpm(self) -> Gpm | None:
-        """Returns the activity since the last read of the instance. None at the first read, or if the last read is too
-        old.
-        """
+        """Returns the activity since the last read. None at the first read, or if the last read is too old."""
 
 
 class Device:
@@ -216,9 +214,7 @@ class Device:
         return
 
     def is_alive(self) -> bool:
-        """Returns whether the GPU still answers other calls, after one call has reported a lost GPU or a changed
-        driver.
-        """
+        """Returns whether the GPU still answers other calls, after one has reported a lost GPU or a changed driver."""
         return False
 
     def first_failure(self) -> str:
@@ -229,9 +225,7 @@ class Device:
         raise self._nothing("nvmlDeviceGetUtilizationRates")
 
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
-        """Returns the driver's samples newer than `since_wall` (Unix seconds), oldest first. Empty
-        without new samples.
-        """
+        """Returns the driver's samples newer than `since_wall` (Unix seconds), oldest first."""
         raise self._nothing("nvmlDeviceGetSamples")
 
     def read_engine(self, engine: str) -> float:
@@ -285,9 +279,7 @@ class Device:
         raise self._nothing("nvmlDeviceGetMarginTemperature")
 
     def read_temperature_limits(self) -> Mapping[str, float]:
-        """Returns the temperature limits in degrees Celsius: shutdown, slowdown, gpu_max, memory_max. Omits unsupported
-        limits.
-        """
+        """Returns the supported limits in degrees Celsius: shutdown, slowdown, gpu_max, memory_max."""
         raise self._nothing("nvmlDeviceGetTemperatureThreshold")
 
     def read_clocks(self) -> Clocks:

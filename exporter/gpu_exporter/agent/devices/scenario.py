@@ -181,8 +181,6 @@ class ScenarioHolder(NamedTuple):
 
 
 class Scenario(NamedTuple):
-    """The GPUs and holders of one node."""
-
     gpus: tuple[ScenarioGpu, ...]
     holders: tuple[ScenarioHolder, ...]
 

@@ -1,6 +1,4 @@
-"""A backend that simulates a scenario in the exporter's process, on the given clock. Used for the demo
-and for tests.
-"""
+"""A backend that simulates a scenario in the exporter's process, on the given clock. For demo and tests."""
 
 from __future__ import annotations
 
@@ -69,8 +67,6 @@ SLOWDOWN_AT = 87.0  # at this temperature the margin of newer boards is 0
 
 
 class Scaled:
-    """A load multiplied by a factor."""
-
     def __init__(self, load: loads.Load, factor: float) -> None:
         self._load, self._factor = load, factor
 
@@ -103,9 +99,7 @@ class ScenarioTime:
     def read_gpm(
         self, uuid: str, parts: Mapping[str, loads.Load], rates: Mapping[str, float], *, with_engines: bool = False
     ) -> Gpm | None:
-        """Returns the mean GPM values since the last read of `uuid`. `rates`: bytes per second at full load, both
-        directions.
-        """
+        """Returns mean GPM values since the last read of `uuid`. `rates`: bytes per second at full load, both ways."""
         now = self.now()
         since = self.gpm_seen.get(uuid)
         self.gpm_seen[uuid] = now
@@ -119,9 +113,7 @@ class ScenarioTime:
 
 
 def resolve_parts(load: loads.Load, given: Mapping[str, loads.Load]) -> dict[str, loads.Load]:
-    """Returns the load of every part: the scenario's own load for it, else a load derived from the
-    main load, else 0.
-    """
+    """Returns the load of every part: its own load in the scenario, else one derived from the main load, else 0."""
     parts: dict[str, loads.Load] = {name: loads.Constant(0.0) for name in ("encoder", "decoder", "jpeg", "ofa")}
     parts["nvlink"] = loads.Constant(0.0)
     parts.update((name, Scaled(load, factor)) for name, factor in FOLLOWS.items())
@@ -130,8 +122,6 @@ def resolve_parts(load: loads.Load, given: Mapping[str, loads.Load]) -> dict[str
 
 
 class SimulatedInstance:
-    """One MIG instance of the scenario."""
-
     def __init__(self, stage: ScenarioTime, gpu: ScenarioGpu, instance: ScenarioInstance) -> None:
         self._stage, self._gpu, self._instance = stage, gpu, instance
         slices = max(1, round(gpu.memory_slices * instance.memory / gpu.product.memory))
@@ -150,8 +140,6 @@ class SimulatedInstance:
 
 
 class SimulatedDevice(Device):
-    """One GPU of the scenario."""
-
     def __init__(self, stage: ScenarioTime, gpu: ScenarioGpu) -> None:
         self._stage, self._gpu = stage, gpu
         self.parts = resolve_parts(gpu.load, gpu.parts)
@@ -382,9 +370,7 @@ class SimulatedDevice(Device):
 
 
 class Partitioned:
-    """The load of a board with MIG: the sum of the instances' loads, each multiplied by its share of the board's
-    slices.
-    """
+    """The load of a board with MIG: the sum of its instances' loads, each times its share of the board's slices."""
 
     def __init__(self, instances: Sequence[ScenarioInstance], board_slices: int) -> None:
         self._instances = instances
@@ -422,8 +408,6 @@ class SimulatedEvents:
 
 
 class SimulatedBackend:
-    """All GPUs of a scenario."""
-
     name = "simulated"
     vendor = NVIDIA
     is_live = False

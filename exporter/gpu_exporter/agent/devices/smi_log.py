@@ -158,9 +158,7 @@ class _LogParser:
             self._add_row(gpu, when, values)
 
     def _read_time(self, text: str) -> datetime:
-        """Parses a time. Raises ValueError. Parses the seconds only once for all rows of the same second, because that
-        is slow.
-        """
+        """Parses a time. Raises ValueError. Parses each second once, because that is slow."""
         second, _, fraction = text.partition(".")
         if second != self._second[0] or not (fraction.isascii() and fraction.isdigit() and len(fraction) <= 6):
             when = datetime.strptime(text, "%Y/%m/%d %H:%M:%S.%f")

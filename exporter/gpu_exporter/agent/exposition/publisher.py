@@ -69,11 +69,11 @@ class Publisher:
         with self._lock:
             edition = self._current()
             if names:
-                raw = self._render(edition, form, names).encode("utf-8", "replace")
+                raw = self._render(edition, form, names)
                 return gzip.compress(raw, 1) if zipped else raw
             raw = edition.bodies.get((form, False), b"")
             if not raw:
-                raw = edition.bodies[form, False] = self._render(edition, form, names).encode("utf-8", "replace")
+                raw = edition.bodies[form, False] = self._render(edition, form, names)
             if not zipped:
                 return raw
             if (form, True) not in edition.bodies:
@@ -94,9 +94,11 @@ class Publisher:
             self._edition = _Edition(key, view, [*list_series(view), *self._more_series()])
         return self._edition
 
-    def _render(self, edition: _Edition, form: str, names: frozenset[str]) -> str:
+    def _render(self, edition: _Edition, form: str, names: frozenset[str]) -> bytes:
         if form in ("prometheus", "openmetrics"):
-            return self._renderer.render(edition.series, openmetrics=form == "openmetrics", names=names)
+            return self._renderer.encode(edition.series, openmetrics=form == "openmetrics", names=names)
         if form == "page":
-            return render_page(edition.view, self._history)
-        return {"json": render_json, "table": render_table, "holders": render_holders}[form](edition.view)
+            text = render_page(edition.view, self._history)
+        else:
+            text = {"json": render_json, "table": render_table, "holders": render_holders}[form](edition.view)
+        return text.encode("utf-8", "replace")

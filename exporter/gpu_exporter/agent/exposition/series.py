@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from math import isfinite
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.agent.exposition import catalog
 from gpu_exporter.agent.exposition.training import list_training
@@ -22,6 +23,15 @@ class Series(NamedTuple):
     family: Family
     label_names: tuple[str, ...]
     rows: list[tuple[tuple[str, ...], float]]
+
+
+@lru_cache(maxsize=2048)  # more than the units and allocations of one node
+def _same(*labels: str) -> tuple[str, ...]:
+    """Returns equal labels as the same object, so that rows of two scrapes are compared without each label."""
+    return labels
+
+
+_Value: TypeAlias = "Sample | tuple[Family, tuple[str, ...], float | None]"  # family, further labels, value
 
 
 class _Table:
@@ -42,12 +52,23 @@ class _Table:
             return
         series = self.series.get(family.name)
         if series is None:
-            series = Series(family, (*place_names, *family.labels), [])
-            self.series[family.name] = series
-        series.rows.append(((*place, *more) if more else place, value))
+            series = self.series[family.name] = Series(family, place_names + family.labels, [])
+        series.rows.append((place + more if more else place, value))
 
-    def add_sample(self, names: tuple[str, ...], place: tuple[str, ...], sample: Sample) -> None:
-        self.add(sample.family, names, place, sample.value, sample.labels)
+    def add_all(self, place_names: tuple[str, ...], place: tuple[str, ...], values: Iterable[_Value]) -> None:
+        """Adds the values of one place. Faster than `add` for each."""
+        known = self.series
+        for family, more, value in values:
+            series = known.get(family.name)
+            if series is None or value is None or not isfinite(value):
+                self.add(family, place_names, place, value, more)
+            else:
+                series.rows.append((place + more if more else place, value))
+
+
+def _plain(families: Sequence[Family], values: Sequence[float | None]) -> Iterable[_Value]:
+    """Returns the values of these families, without further labels."""
+    return zip(families, [()] * len(families), values, strict=True)
 
 
 def list_series(view: View) -> list[Series]:
@@ -59,8 +80,7 @@ def list_series(view: View) -> list[Series]:
     for allocation in view.allocations:
         _add_allocation(table, allocation)
     for tenant, totals in view.tenants:
-        for family, value in zip(catalog.TENANT_FAMILIES, totals, strict=True):
-            table.add(family, catalog.TENANT_LABELS, tenant, value)
+        table.add_all(catalog.TENANT_LABELS, tenant, _plain(catalog.TENANT_FAMILIES, totals))
     return list(table.series.values())
 
 
@@ -69,7 +89,7 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
     if identity.index == NO_PLACE and not identity.uuid:
         table.add(catalog.GPU_MISSING, (), (), 1.0, (identity.pci_bus_id,))
         return
-    names, place = catalog.DEVICE_LABELS, (identity.label, identity.uuid)
+    names, place = catalog.DEVICE_LABELS, _same(identity.label, identity.uuid)
     info = (
         identity.name,
         identity.driver_version,
@@ -92,12 +112,10 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
         _add_xids(table, names, place, gpu.xids)
     if gpu.withheld:
         return
-    for sample in gpu.snapshot.samples:
-        table.add_sample(names, place, sample)
+    table.add_all(names, place, gpu.snapshot.samples)
     for instance in gpu.snapshot.instances:
-        mig_place = (*place, instance.mig, instance.uuid)
-        for sample in instance.samples:
-            table.add_sample(catalog.MIG_LABELS, mig_place, sample)
+        mig_place = _same(*place, instance.mig, instance.uuid)
+        table.add_all(catalog.MIG_LABELS, mig_place, instance.samples)
         totals = gpu.instance_totals.get(instance.uuid)
         if totals is not None:
             other = catalog.MIG_OTHER_ACTIVITY
@@ -131,8 +149,7 @@ def _add_totals(
         totals.unattributed_s,
         totals.unattributed_j,
     )
-    for family, value in zip(families, values, strict=True):
-        table.add(family, names, place, value)
+    table.add_all(names, place, _plain(families, values))
     for witness, seconds in totals.other_s.items():
         table.add(other, names, place, seconds, (witness,))
 
@@ -140,7 +157,7 @@ def _add_totals(
 def allocation_place(view: AllocationView) -> tuple[str, ...]:
     """Returns the values of ALLOCATION_LABELS."""
     unit, holder = view.allocation.unit, view.allocation.holder
-    return (
+    return _same(
         view.label or str(view.gpu),
         unit.uuid,
         view.mig,
@@ -172,48 +189,47 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
         holder.resource,
         holder.identity,
     )
-    table.add(catalog.ALLOCATION_INFO, names, place, 1.0, info)
-    values: list[tuple[Family, float | None]] = [
-        (catalog.ALLOCATION_SHARE, view.allocation.share_ratio),
-        (catalog.ALLOCATION_HOLDER_UNITS, holder.units),
-        (catalog.ALLOCATION_START, totals.start_wall),
-        (catalog.ALLOCATION_HELD, totals.held_s),
-        (catalog.ALLOCATION_UTILIZATION, view.utilization),
-        (catalog.ALLOCATION_MEMORY, view.memory_used_bytes),
-        (catalog.ALLOCATION_PROCESSES, view.processes),
-        (catalog.ALLOCATION_POWER, view.power_w),
-        (catalog.ALLOCATION_TEMPERATURE, view.temperature_celsius),
-        (catalog.ALLOCATION_HOST_ACTIVITY, view.host.cpu_ratio if view.host is not None else None),
-        (catalog.ALLOCATION_HOST_CPUS, view.host.cpus if view.host is not None else None),
-        (catalog.ALLOCATION_HOST_IO, view.host.io_bytes_per_s if view.host is not None else None),
+    host = view.host
+    values: list[_Value] = [
+        (catalog.ALLOCATION_INFO, info, 1.0),
+        (catalog.ALLOCATION_SHARE, (), view.allocation.share_ratio),
+        (catalog.ALLOCATION_HOLDER_UNITS, (), holder.units),
+        (catalog.ALLOCATION_START, (), totals.start_wall),
+        (catalog.ALLOCATION_HELD, (), totals.held_s),
+        (catalog.ALLOCATION_UTILIZATION, (), view.utilization),
+        (catalog.ALLOCATION_MEMORY, (), view.memory_used_bytes),
+        (catalog.ALLOCATION_PROCESSES, (), view.processes),
+        (catalog.ALLOCATION_POWER, (), view.power_w),
+        (catalog.ALLOCATION_TEMPERATURE, (), view.temperature_celsius),
+        (catalog.ALLOCATION_HOST_ACTIVITY, (), host.cpu_ratio if host is not None else None),
+        (catalog.ALLOCATION_HOST_CPUS, (), host.cpus if host is not None else None),
+        (catalog.ALLOCATION_HOST_IO, (), host.io_bytes_per_s if host is not None else None),
     ]
     if totals.known:
         values += [
-            (catalog.ALLOCATION_LAST_ACTIVE, totals.last_active_wall),
-            (catalog.ALLOCATION_IDLE_RUN, totals.idle_run_s),
-            (catalog.ALLOCATION_IDLE_WITNESSES, None if totals.idle_run_s is None else totals.idle_run_witnesses),
-            (catalog.ALLOCATION_LONGEST_GAP, totals.longest_gap_s or None),
-            (catalog.ALLOCATION_BUSY, totals.busy_s),
-            (catalog.ALLOCATION_OBSERVED, totals.observed_s),
-            (catalog.ALLOCATION_IDLE, totals.idle_s),
-            (catalog.ALLOCATION_LOW, totals.low_s),
-            (catalog.ALLOCATION_HIGH, totals.high_s),
+            (catalog.ALLOCATION_LAST_ACTIVE, (), totals.last_active_wall),
+            (catalog.ALLOCATION_IDLE_RUN, (), totals.idle_run_s),
+            (catalog.ALLOCATION_IDLE_WITNESSES, (), None if totals.idle_run_s is None else totals.idle_run_witnesses),
+            (catalog.ALLOCATION_LONGEST_GAP, (), totals.longest_gap_s or None),
+            (catalog.ALLOCATION_BUSY, (), totals.busy_s),
+            (catalog.ALLOCATION_OBSERVED, (), totals.observed_s),
+            (catalog.ALLOCATION_IDLE, (), totals.idle_s),
+            (catalog.ALLOCATION_LOW, (), totals.low_s),
+            (catalog.ALLOCATION_HIGH, (), totals.high_s),
         ]
         if view.spin is not None or totals.stalled_s:
-            values.append((catalog.ALLOCATION_STALLED, totals.stalled_s))
-        values.append((catalog.ALLOCATION_STALLED_RUN, view.stalled_run_s))
-    for family, value in values:
-        table.add(family, names, place, value)
+            values.append((catalog.ALLOCATION_STALLED, (), totals.stalled_s))
+        values.append((catalog.ALLOCATION_STALLED_RUN, (), view.stalled_run_s))
     method = catalog.ENERGY_METHODS.get(view.allocation.share, catalog.ENERGY_DIVIDED)
-    table.add(catalog.ALLOCATION_ENERGY, names, place, totals.energy_j, (method,))
-    table.add(catalog.ALLOCATION_STATE, names, place, 1.0, (view.verdict.state,))
+    values.append((catalog.ALLOCATION_ENERGY, (method,), totals.energy_j))
+    values.append((catalog.ALLOCATION_STATE, (view.verdict.state,), 1.0))
+    table.add_all(names, place, values)
     for cause in view.causes.published:
         table.add(catalog.ALLOCATION_CAUSE, names, place, 1.0, (cause.name, cause.confidence))
         for quantity, value in cause.values:
             table.add(catalog.ALLOCATION_CAUSE_VALUE, names, place, value, (cause.name, quantity))
     if view.training is not None:
-        for family, value, more in list_training(view.training):
-            table.add(family, names, place, value, more)
+        table.add_all(names, place, ((family, more, value) for family, value, more in list_training(view.training)))
     if view.obstacle:
         table.add(catalog.ALLOCATION_UNKNOWN, names, place, 1.0, (view.obstacle,))
 
@@ -267,10 +283,13 @@ def _count_unattributed(view: View) -> int:
 
 def _collector_outcomes(view: View) -> Iterator[tuple[str, float, float]]:
     """Yields the result of each collector over all GPUs: name, 1 (no GPU failed) or 0, longest duration in seconds."""
-    outcomes: dict[str, tuple[bool, float]] = {}
+    longest: dict[str, float] = {}
+    failed: set[str] = set()
     for found in (view.status.outcomes, *(gpu.snapshot.outcomes for gpu in view.gpus)):
-        for outcome in found:
-            success, duration = outcomes.get(outcome.name, (True, 0.0))
-            outcomes[outcome.name] = (success and outcome.success, max(duration, outcome.duration_s))
-    for name, (success, duration) in outcomes.items():
-        yield name, float(success), duration
+        for name, success, duration_s, _ in found:
+            if duration_s > longest.get(name, -1.0):
+                longest[name] = duration_s
+            if not success:
+                failed.add(name)
+    for name, duration_s in longest.items():
+        yield name, float(name not in failed), duration_s

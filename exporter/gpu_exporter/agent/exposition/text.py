@@ -1,13 +1,13 @@
 """Renders series as Prometheus text 0.0.4 or OpenMetrics 1.0.
 
-Formats: prometheus.io/docs/instrumenting/exposition_formats and the OpenMetrics specification. The part of a line
-before its value is rendered once for each (family, labels) and kept, because labels rarely change between two scrapes.
+Formats: prometheus.io/docs/instrumenting/exposition_formats and the OpenMetrics specification. The lines of a family
+are kept: all of them until a row changes, and their parts before the value until the labels change.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gpu_exporter.agent.exposition.series import Series
 from gpu_exporter.common.plain import encodable, shorten
@@ -15,7 +15,6 @@ from gpu_exporter.common.plain import encodable, shorten
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 MAX_LABEL_VALUE = 256  # characters; names of pods and jobs are shorter, longer (hostile) names are cut
-SPARE_PREFIXES = 512  # kept beyond twice the current lines, so that short-lived holders do not trigger _forget
 
 
 def escape_label(value: str) -> str:
@@ -31,52 +30,71 @@ def format_value(value: float) -> str:
     return text[:-2] if value else "0"  # not "-0"
 
 
+class _Lines(NamedTuple):
+    """The lines of one family as last rendered: their rows, the part of each line before its value, and the text."""
+
+    rows: list[tuple[tuple[str, ...], float]]
+    labels: list[tuple[str, ...]]
+    prefixes: list[str]
+    text: bytes
+
+
 class TextRenderer:
-    """Renders series, and keeps the beginnings of lines for the next call. Used by one thread at a time."""
+    """Renders series, and keeps the lines of each family for the next call. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        self._prefixes: defaultdict[str, dict[tuple[str, ...], str]] = defaultdict(dict)  # by family and labels
-        self._headers: dict[tuple[str, bool], str] = {}
+        self._kept: dict[str, _Lines] = {}  # by family, of the last call; it has no lines of holders that are gone
+        self._headers: dict[tuple[str, bool], bytes] = {}
 
     def render(
         self, series: Sequence[Series], *, openmetrics: bool = False, names: frozenset[str] = frozenset()
     ) -> str:
         """Returns the text of `series`. `names`: only these metric families, all if empty."""
-        out: list[str] = []
-        lines = 0  # of all families, so that a request for a few families does not trigger _forget
-        for family, label_names, rows in series:
-            lines += len(rows)
+        return self.encode(series, openmetrics=openmetrics, names=names).decode()
+
+    def encode(
+        self, series: Sequence[Series], *, openmetrics: bool = False, names: frozenset[str] = frozenset()
+    ) -> bytes:
+        """Returns the same as `render`, in UTF-8."""
+        out: list[bytes] = []
+        kept: dict[str, _Lines] = {}
+        for each in series:
+            family = each.family
             name = family.name
             if names and name not in names:
                 continue
+            lines = self._kept.get(name)
+            if lines is None or lines.rows != each.rows:
+                lines = _render_lines(each, lines)
+            kept[name] = lines
             out.append(self._header(name, family.type, family.help, openmetrics))
-            prefixes = self._prefixes[name]
-            for labels, value in rows:
-                prefix = prefixes.get(labels)
-                if prefix is None:
-                    prefix = prefixes[labels] = _render_prefix(name, label_names, labels)
-                out.append(prefix + format_value(value))
-        if sum(map(len, self._prefixes.values())) > 2 * lines + SPARE_PREFIXES:
-            self._forget(series)
-        out += ["# EOF", ""] if openmetrics else [""]
-        return "\n".join(out)
+            if lines.rows:
+                out.append(lines.text)
+        self._kept = {**self._kept, **kept} if names else kept
+        out += [b"# EOF", b""] if openmetrics else [b""]
+        return b"\n".join(out)
 
-    def _forget(self, series: Sequence[Series]) -> None:
-        """Forgets the beginnings of lines of holders that are gone."""
-        present = {family.name: {labels for labels, _ in rows} for family, _, rows in series}
-        kept = self._prefixes
-        self._prefixes = defaultdict(dict)
-        for name, labels in present.items():
-            self._prefixes[name] = {key: prefix for key, prefix in kept[name].items() if key in labels}
-
-    def _header(self, name: str, kind: str, text: str, openmetrics: bool) -> str:
+    def _header(self, name: str, kind: str, text: str, openmetrics: bool) -> bytes:
         header = self._headers.get((name, openmetrics))
         if header is None:
             shown = name.removesuffix("_total") if openmetrics and kind == "counter" else name
             escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
-            header = f"# HELP {shown} {escaped}\n# TYPE {shown} {kind}"
+            header = f"# HELP {shown} {escaped}\n# TYPE {shown} {kind}".encode()
             self._headers[name, openmetrics] = header
         return header
+
+
+def _render_lines(series: Series, before: _Lines | None) -> _Lines:
+    """Renders the rows of a family. Takes the beginnings of lines from `before`, because labels rarely change."""
+    labels = [labels for labels, _ in series.rows]
+    if before is not None and before.labels == labels:
+        prefixes = before.prefixes
+    else:
+        known = {} if before is None else dict(zip(before.labels, before.prefixes, strict=True))
+        name, names = series.family.name, series.label_names
+        prefixes = [known.get(each) or _render_prefix(name, names, each) for each in labels]
+    lines = [prefix + format_value(value) for prefix, (_, value) in zip(prefixes, series.rows, strict=True)]
+    return _Lines(series.rows, labels, prefixes, "\n".join(lines).encode())
 
 
 def _render_prefix(name: str, label_names: tuple[str, ...], labels: tuple[str, ...]) -> str:

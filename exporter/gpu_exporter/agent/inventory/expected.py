@@ -164,12 +164,9 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], s
                 raise ValueError(f"links of a GPU is {device.links}, but must be 0 to {LINKS_MAX}")
         text = json.dumps(data, ensure_ascii=False)
         text.encode()  # raises ValueError for a lone surrogate, which no answer could contain
-        boot_id, told, forgotten = str(data["boot_id"]), data.get("seen"), data.get("left_out")
-        # Earlier versions wrote neither. Each listed GPU was present in the boot in which the file was written.
-        boots = told if isinstance(told, dict) else dict.fromkeys(devices, boot_id)
-        seen = {uuid: boot for uuid, boot in boots.items() if isinstance(boot, str)}
-        left_out = {each for each in forgotten if isinstance(each, str)} if isinstance(forgotten, list) else set()
-        return boot_id, devices, seen, left_out
+        seen = {uuid: boot for uuid, boot in data["seen"].items() if isinstance(boot, str)}
+        left_out = {each for each in data["left_out"] if isinstance(each, str)}
+        return str(data["boot_id"]), devices, seen, left_out
     except OSError as exc:
         raise UnusableList(f"{path}: {exc.strerror}") from exc
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:

@@ -51,9 +51,7 @@ class Inventory(NamedTuple):
     is_subset: bool = False
 
     def standing(self, address: str) -> Standing:
-        """Returns why a GPU does not answer or is not in the driver's list: missing, away, asleep or foreign
-        (standing.py).
-        """
+        """Returns why a GPU does not answer or is not listed: missing, away, asleep or foreign (standing.py)."""
         wanted = normalize_pci(address)
         function = next((each for each in self.functions if each.address == wanted), None)
         known = [each for each in self.devices if each.pci_bus_id == wanted]

@@ -68,7 +68,6 @@ def list_functions(sysfs: Path, vendor: Vendor) -> list[PciFunction] | None:
 
 
 def is_loaded(sysfs: Path, vendor: Vendor) -> bool:
-    """Returns whether the vendor's kernel module is loaded."""
     return (sysfs / "module" / vendor.kernel_driver).is_dir()
 
 

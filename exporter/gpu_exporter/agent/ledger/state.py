@@ -40,6 +40,17 @@ HEADER = "gpu-exporter-state"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 UNIT_COUNTERS = ("busy_s", "observed_s", "idle_s", "unattributed_s")
 HOLDER_COUNTERS = ("held_s", "busy_s", "observed_s", "idle_s", "low_s", "high_s", "stalled_s")
+TotalsT = TypeVar("TotalsT", UnitTotals, HolderTotals, TenantTotals)
+Limited: TypeAlias = tuple[tuple[int, str], ...]  # counters that are limited to the file: position and name
+
+
+def _limit(kind: type[UnitTotals | HolderTotals | TenantTotals], *counters: str) -> Limited:
+    return tuple((kind._fields.index(counter), counter) for counter in counters)
+
+
+UNIT_LIMITED = _limit(UnitTotals, *UNIT_COUNTERS, "unattributed_j")
+HOLDER_LIMITED = _limit(HolderTotals, *HOLDER_COUNTERS, "energy_j")
+TENANT_LIMITED = _limit(TenantTotals, *TenantTotals._fields)
 
 
 class StateInUse(Exception):
@@ -57,6 +68,7 @@ def read_boot_id(path: Path = BOOT_ID) -> str:
 Written: TypeAlias = dict[UnitId | tuple[UnitId, HolderKey] | TenantKey, dict[str, float]]  # counters by name
 Numbers = Mapping[tuple[HolderKey, str], UnitId]
 NO_NUMBERS: Numbers = MappingProxyType({})
+NOT_WRITTEN: dict[str, float] = {}
 
 
 class Prepared(NamedTuple):
@@ -169,8 +181,7 @@ class StateFile:
 
     def bound_unit(self, unit: UnitId, totals: UnitTotals) -> UnitTotals:
         """Returns a unit's totals, limited to the values in the file. They are 0 until the unit is in the file."""
-        counters = UNIT_COUNTERS if totals.unattributed_j is None else (*UNIT_COUNTERS, "unattributed_j")
-        return totals._replace(**self._bounded(unit, totals, counters))
+        return self._bound(unit, totals, UNIT_LIMITED)
 
     def bound_holder(self, unit: UnitId, key: HolderKey, totals: HolderTotals) -> HolderTotals:
         """Returns a holder's totals, limited to the values in the file. They are 0 until the holder is in the file.
@@ -178,23 +189,25 @@ class StateFile:
         The held time of a Slurm job with a known start is not limited: it counts from that start, so a restart does not
         decrease it.
         """
-        counters: tuple[str, ...] = HOLDER_COUNTERS if totals.energy_j is None else (*HOLDER_COUNTERS, "energy_j")
-        if key.scheduler == "slurm" and not key.incarnation.endswith("/"):  # the key ends with the start
-            counters = counters[1:]
-        bounded = self._bounded((unit, key), totals, counters)
-        uncounted_s = bounded["observed_s"] - (bounded["busy_s"] + bounded["idle_s"] + bounded["stalled_s"])
-        return totals._replace(**bounded, pending_s=max(0.0, min(totals.pending_s, uncounted_s)))
+        is_dated = key.scheduler == "slurm" and not key.incarnation.endswith("/")  # the key ends with the start
+        bounded = self._bound((unit, key), totals, HOLDER_LIMITED[1:] if is_dated else HOLDER_LIMITED)
+        if not totals.pending_s:
+            return bounded
+        uncounted_s = bounded.observed_s - (bounded.busy_s + bounded.idle_s + bounded.stalled_s)
+        return bounded._replace(pending_s=max(0.0, min(totals.pending_s, uncounted_s)))
 
     def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals:
         """Returns a tenant's totals, limited to the values in the file. They are 0 until the tenant is in the file."""
-        known = tuple(name for name, value in totals._asdict().items() if value is not None)
-        return totals._replace(**self._bounded(key, totals, known))
+        return self._bound(key, totals, TENANT_LIMITED)
 
-    def _bounded(
-        self, key: UnitId | tuple[UnitId, HolderKey] | TenantKey, totals: object, counters: tuple[str, ...]
-    ) -> dict[str, Any]:
-        written = self.written.get(key, {})
-        return {name: min(getattr(totals, name), written.get(name, 0.0)) for name in counters}
+    def _bound(self, key: UnitId | tuple[UnitId, HolderKey] | TenantKey, totals: TotalsT, limited: Limited) -> TotalsT:
+        written = self.written.get(key, NOT_WRITTEN)
+        values: list[Any] = list(totals)
+        for place, counter in limited:
+            most = written.get(counter, 0.0)
+            if values[place] is not None and values[place] > most:
+                values[place] = most
+        return type(totals)(*values)
 
 
 def open_state(directory: Path | None, write_interval_s: float, boot_id: str) -> StateFile | None:

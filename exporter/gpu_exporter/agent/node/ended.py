@@ -43,9 +43,7 @@ class EndedRun(NamedTuple):
 
 @dataclass(slots=True)
 class _Ending:
-    """The last values of one holder on one unit. `memory_max`: the most memory in use at any poll, None for a shared
-    unit.
-    """
+    """The last values of one holder on one unit. `memory_max`: the most memory in use at any poll, None if shared."""
 
     allocation: Allocation
     account: HolderAccount
@@ -95,9 +93,7 @@ class EndedJobs:
             self._done.append(EndedRun(units[0].allocation.holder.uid, line))
 
     def take(self, ledger: Ledger, now: float, wall: float, *, at_once: bool) -> list[EndedRun]:
-        """Returns the runs that ended since the last call. `at_once`: includes runs for which late readings may still
-        arrive.
-        """
+        """Returns the runs that ended since the last call. `at_once`: also runs for which readings may still arrive."""
         if at_once:
             self._end(ledger, now, wall, at_once=True)
         taken = list(self._done)

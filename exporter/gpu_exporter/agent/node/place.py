@@ -101,7 +101,6 @@ def unnamed(index: int) -> DeviceIdentity:
 
 
 def count_answering(driver: DriverView) -> int:
-    """Returns the number of GPUs that answer."""
     return sum(position.answers for position in driver.positions.values())
 
 
@@ -119,9 +118,7 @@ def _denied(driver: DriverView) -> list[int]:
 
 
 def _addresses(driver: DriverView, inventory: Inventory) -> list[str | None]:
-    """Returns the PCI address of each position in the driver's list, None if unknown. Omits GPUs that are forgotten or
-    denied.
-    """
+    """Returns the PCI address of each position in the driver's list, or None. Omits forgotten and denied GPUs."""
     identities = [position.identity for position in driver.positions.values() if not position.denied]
     return [
         None if identity is None else identity.pci_bus_id or None

@@ -84,7 +84,6 @@ class NodeRecorder(NamedTuple):
             use=self.held.uses.get((unit, key)),
             ratio=self.ledger.newest_ratio(allocation, self.now),
             spin=self.spins.boards.report(unit, key),
-            hour=self.spins.boards.means(unit, key),
         )
 
     def _list_tenants(self) -> Iterator[tuple[TenantKey, TenantTotals]]:

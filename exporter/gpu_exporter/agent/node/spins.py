@@ -1,6 +1,4 @@
-"""Connects the detection of stalls with the ledger: decides how runs without progress count, and which
-data are saved.
-"""
+"""Connects the detection of stalls with the ledger: how runs without progress count, and which data are saved."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ from gpu_exporter.diagnosis.interface import (
 
 
 class NodeSpins:
-    """Passes readings to the detection of stalls, and its results to the ledger. Not thread-safe: the node's lock
-    protects it.
-    """
+    """Passes readings to the detection of stalls, and its results to the ledger. Needs the node's lock."""
 
     def __init__(self, rules: StallRules, ledger: Ledger) -> None:
         self.boards = Boards(rules)

@@ -72,7 +72,7 @@ class NodeState:
         )
         self._polled: float | None = None  # when every source of holders had answered for the first time
         self._spins = NodeSpins(stall_rules(settings), self.ledger)
-        self._windows = WindowReader(self.ledger, self._sharing, clock, settings.diagnosis.window)
+        self._windows = WindowReader(self.ledger, self._sharing, self._spins.boards, clock, settings.diagnosis.window)
         self.view_rules = ViewRules(
             withhold_s=max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * longest),
             keep_last_s=settings.attribution.keep_last,
@@ -210,9 +210,7 @@ class NodeState:
             return held.resolution._replace(missed=[*held.resolution.missed, *missed])
 
     def list_suspects(self) -> Sequence[Suspect]:
-        """Returns the holders in a run without progress, with their processes. The host reader must read their
-        activity.
-        """
+        """Returns the holders in a run without progress, with their processes. Their hosts must be read."""
         with self._lock:
             allocations = [allocation for allocation, _ in self._held.resolution.allocations]
             return self._spins.list_suspects(allocations, self._answered, processes_proven=self._processes_proven)
@@ -234,9 +232,7 @@ class NodeState:
             )
 
     def mean_of(self, units: Sequence[UnitId], start: float, end: float) -> float | None:
-        """Returns the mean utilization (0 to 1) of these units between two times (monotonic seconds),
-        None if unknown.
-        """
+        """Returns the mean utilization (0 to 1) of these units between two times (monotonic seconds), or None."""
         with self._lock:
             rings = [ring for unit in units if (ring := self.ledger.unit_ring(unit)) is not None]
             means = [mean for ring in rings if (mean := _mean(ring.values(end, end - start))) is not None]

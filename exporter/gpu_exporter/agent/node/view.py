@@ -35,7 +35,6 @@ class ViewRules(NamedTuple):
 
 
 def build_view(records: NodeRecords, status: AgentStatus, findings: Findings, rules: ViewRules) -> View:
-    """Returns the view of this moment."""
     throttling = findings.throttling
     gpus = {key: _view_gpu(gpu, records.monotonic, rules, throttling.get(key)) for key, gpu in records.gpus.items()}
     allocations = [

@@ -8,15 +8,16 @@ from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.records import GpuRecord, HolderRecord
 from gpu_exporter.common.model.totals import UnitTotals
 from gpu_exporter.common.model.units import UnitId
-from gpu_exporter.diagnosis.interface import Window
+from gpu_exporter.diagnosis.interface import Boards, Window
 
 
 class WindowReader:
     """Reads the newest data of each allocation. Not thread-safe: the node's lock protects it."""
 
-    def __init__(self, ledger: Ledger, sharing: Sharing, clock: Clock, window_s: float) -> None:
+    def __init__(self, ledger: Ledger, sharing: Sharing, boards: Boards, clock: Clock, window_s: float) -> None:
         """`window_s`: how far back the data reaches at most, in seconds."""
-        self._ledger, self._sharing, self._clock, self._window_s = ledger, sharing, clock, window_s
+        self._ledger, self._sharing, self._boards = ledger, sharing, boards
+        self._clock, self._window_s = clock, window_s
 
     def read(self, record: HolderRecord, gpu: GpuRecord) -> Window:
         unit, totals = record.allocation.unit, record.totals
@@ -30,7 +31,7 @@ class WindowReader:
             active_by=self._ended_by(of_unit, totals.idle_run_s or 0.0, record.stale_s) if is_alone else (),
             processes=_count_processes(record, gpu, is_alone=is_alone),
             spin=record.spin,
-            hour=record.hour,
+            hour=self._boards.means(*record.id),
             gap=gpu.snapshot.contradiction or ("" if is_alone else self._sharing.doubts.get(unit, "")),
             note=gpu.snapshot.note,
             witnesses=totals.idle_run_witnesses,
@@ -52,9 +53,7 @@ class WindowReader:
         return tuple(None if value is None else min(1.0, holders * value) for value in values)
 
     def _ended_by(self, unit: UnitTotals | None, idle_run_s: float, stale_s: float) -> tuple[str, ...]:
-        """Returns the witnesses of the unit's last activity. Empty if this activity cannot have ended the last idle
-        run.
-        """
+        """Returns the witnesses of the unit's last activity. Empty if it cannot have ended the last idle run."""
         rules = self._ledger.rules
         if unit is None or unit.last_active_wall is None:
             return ()

@@ -74,7 +74,7 @@ class Agent:
         self._host = host.reader
         self._polling = Task("attribution", LATE_S + 3 * settings.attribution.interval)
         self.tasks = self._runtime.tasks
-        self.tasks.add(*self.devices.tasks, self._polling, self._runtime.diagnosis.task)
+        self.tasks.add(*self.devices.tasks, self._polling, self._runtime.diagnosis.loop.task)
         self.tasks.add(*(self._host.tasks if self._host is not None else ()))
         self.tasks.add(*(each.task for each in (self._keeper, self._kernel_log) if each is not None))
         self._first_poll = threading.Event()
@@ -91,7 +91,7 @@ class Agent:
             self._kernel_log.start()
         diagnosis = self._runtime.diagnosis
         self._spawn("attribution", self._attribute)
-        self._spawn("diagnosis", lambda: diagnosis.run(self._stop))
+        self._spawn("diagnosis", lambda: diagnosis.loop.run(self._stop))
         if self._host is not None:
             host = self._host
             self._spawn("host", lambda: host.run(self._stop, diagnosis.host_node()))
@@ -158,9 +158,7 @@ class Agent:
         return False, "first cycle is not complete yet"
 
     def version(self) -> tuple[int, int]:
-        """Returns a value that changes with every snapshot and poll, and every second, because the ages in the view
-        grow.
-        """
+        """Returns a value that changes with every snapshot and poll, and every second, as ages in the view grow."""
         return self.node.version(), int(self._clock.monotonic())
 
     def view(self) -> View:

@@ -131,7 +131,7 @@ class Runtime:
         driver = self.devices.observe()
         records = self.diagnosis.complete(self.node.records(self.place(driver)))
         status = self._status(driver, outcomes)._replace(sxids=sxids)
-        return build_view(records, status, self.diagnosis.findings, self.node.view_rules)
+        return build_view(records, status, self.diagnosis.loop.findings, self.node.view_rules)
 
     def _status(self, driver: DriverView, outcomes: Iterable[CollectorOutcome]) -> AgentStatus:
         inventory, state, writes = self.inventory.value, self._state, self.node.writes
@@ -187,7 +187,7 @@ class Runtime:
         self.node.view_rules = self.node.view_rules._replace(withhold_s=math.inf)
         asking.join(max(0.0, reading.deadline - self._clock.monotonic()))
         self.settle(self.poller.grants())  # the status names a source that has not answered yet
-        self.diagnosis.judge()
+        self.diagnosis.loop.judge()
         with contextlib.suppress(OSError):  # counted, and a warning in the view
             self.node.write_state()
         view = self.view()

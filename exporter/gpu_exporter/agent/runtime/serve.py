@@ -38,9 +38,7 @@ SOCKET_NAME = "gpu-exporter.sock"
 
 
 class ProcessSeries:
-    """The process_* series of prometheus_client. They are read every PROCESS_REFRESH_S, so that no
-    scrape reads /proc.
-    """
+    """The process_* series of prometheus_client. Read every PROCESS_REFRESH_S, so that no scrape reads /proc."""
 
     def __init__(self) -> None:
         self._collector = ProcessCollector(registry=CollectorRegistry())

@@ -27,7 +27,6 @@ class Simulation(NamedTuple):
 
 
 def build_simulation(scenario: Scenario, clock: Clock, sample_period_s: float = 0.2) -> Simulation:
-    """Returns the parts of one scenario, on one clock."""
     stage = ScenarioTime(scenario, clock, sample_period_s)
 
     def read_grants() -> Sequence[Grant]:
@@ -47,7 +46,6 @@ class SimulatedHost:
         self.tasks = (Task("host"),)
 
     def run(self, stop: threading.Event, node: HostNode) -> None:
-        """Reports host data at intervals until `stop`."""
         while not stop.is_set():
             with self.tasks[0]:
                 self.look(node)

@@ -7,9 +7,7 @@ from gpu_exporter.common.config.defaults import Settings
 
 
 def activity_rules(settings: Settings, driver_period_max_s: float = 1.0) -> ActivityRules:
-    """Returns the settings that sampling needs. `driver_period_max_s`: the driver's longest sample period
-    (ActivityRules).
-    """
+    """Returns the settings that sampling needs. `driver_period_max_s`: as in ActivityRules."""
     ledger = settings.ledger
     return ActivityRules(
         interval_s=settings.sampling.interval,

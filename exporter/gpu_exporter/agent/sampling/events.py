@@ -33,9 +33,7 @@ class XidBook:
         self._event_at: dict[XidEvent, float] = {}  # when the driver last raised it, monotonic
 
     def watch(self, uuid: str) -> None:
-        """Notes that the exporter receives the XIDs of this GPU from now on. If none arrives, its count is 0 instead of
-        unknown.
-        """
+        """Notes that XIDs of this GPU arrive from now on. If none arrives, its count is 0, not unknown."""
         with self._lock:
             self._codes.setdefault(uuid, {})
 

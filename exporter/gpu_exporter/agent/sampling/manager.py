@@ -50,9 +50,7 @@ class SnapshotSink(Protocol):
         """Returns whether several holders may share this GPU, so that the use of each process must be read."""
 
     def rest_w(self, uuid: str) -> float | None:
-        """Returns the GPU's power at rest in watts, as an earlier process of the exporter measured it;
-        None if unknown.
-        """
+        """Returns the GPU's power at rest in watts, as an earlier process measured it; None if unknown."""
 
     def touch(self) -> None:
         """Records that published data about the GPUs has changed."""
@@ -136,9 +134,7 @@ class DeviceManager:
         return self._close(timeout_s)
 
     def release(self) -> bool:
-        """Closes the driver until `take`, so that an administrator can unload it or switch MIG. Returns False if a call
-        hangs.
-        """
+        """Closes the driver until `take`, e.g. to unload it or to switch MIG. Returns False if a call hangs."""
         begin = time.monotonic()
         self._driver.release()
         clean = self._close(RELEASE_S)
@@ -166,9 +162,7 @@ class DeviceManager:
             self._lock.release()
 
     def _end_all(self, deadline: float) -> bool:
-        """Ends every thread, and closes the driver unless a thread hangs in it. Returns whether the
-        driver is closed.
-        """
+        """Ends every thread, and closes the driver unless a thread hangs in it. Returns whether it is closed."""
         workers: list[Worker] = [*self._loops.values(), *([self._events] if self._events is not None else [])]
         for worker in workers:
             worker.ask_to_stop()
@@ -387,7 +381,6 @@ class DeviceManager:
         return max((loop.interval_s for loop in list(self._loops.values())), default=self._rules.interval_s)
 
     def outcomes(self) -> tuple[CollectorOutcome, ...]:
-        """Returns the outcomes of collectors that work outside the device cycles."""
         events = self._events
         return (events.outcome,) if events is not None and events.outcome is not None else ()
 
@@ -396,7 +389,6 @@ class DeviceManager:
         return self._driver.is_missed or self._is_denied()
 
     def without_persistence(self) -> int:
-        """Returns the number of GPUs with persistence mode off."""
         return sum(not on for on in list(self._persistence.values()))
 
     def error_counts(self) -> Counter[tuple[str, str]]:

@@ -146,9 +146,7 @@ class Readers:
             start(self._thread)
 
     def wait_open(self) -> None:
-        """Waits until the driver is open or has failed (`fault` is the reason). Raises DriverUnavailable after the
-        deadline.
-        """
+        """Waits until the driver is open or has failed (`fault` is the reason). Raises DriverUnavailable if late."""
         self.start()
         assert self._thread is not None
         self._thread.join(max(0.0, self.deadline - self._clock.monotonic()))
@@ -177,7 +175,6 @@ class Readers:
         return DriverUnavailable(f"the driver did not answer within {self._timeout_s:g} s")
 
     def snapshots(self) -> list[DeviceSnapshot]:
-        """Returns the snapshots of the GPUs that were read so far."""
         return [reader.snapshot for reader in self.each if reader.snapshot is not None]
 
     def observe(self) -> DriverView:
@@ -207,7 +204,6 @@ class Readers:
         return ()
 
     def without_persistence(self) -> int:
-        """Returns the number of GPUs with persistence mode off."""
         return sum(reader.persistence_off for reader in self.each)
 
     def _open(self) -> None:

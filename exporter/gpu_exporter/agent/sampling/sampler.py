@@ -43,9 +43,7 @@ READY_CALLS = frozenset(
 
 
 class _Kept(NamedTuple):
-    """The last result of a collector that does not run in every cycle. `due`: when it runs again
-    (monotonic seconds).
-    """
+    """The last result of a collector that skips cycles. `due`: when it runs again (monotonic seconds)."""
 
     due: float
     samples: tuple[Sample, ...]
@@ -87,9 +85,7 @@ class DeviceSampler:
         self._has_answered = False
 
     def sample(self) -> DeviceSnapshot:
-        """Runs every collector that is due. The snapshot of a lost GPU has `up` false and no data. Raises
-        DriverChanged.
-        """
+        """Runs every collector that is due. A lost GPU has `up` false and no data. Raises DriverChanged."""
         begin, answers, mode = self._clock.monotonic(), self.device.answers, self.device.identity.mig_mode
         cycle = Cycle(self.device, self._activity.samples_since, self._clock.monotonic, self._totals, begin)
         outcomes: list[CollectorOutcome] = []
@@ -152,9 +148,7 @@ class DeviceSampler:
         return next((each for each in failures if each and (self._has_answered or DENIED not in each)), "")
 
     def _read_period(self, cycle: Cycle, monotonic: float, wall: float) -> ProcessPeriod | None:
-        """Reads the work of each process if several holders share the GPU. NVML does not report it for
-        MIG instances.
-        """
+        """Reads the work of each process if several holders share the GPU. NVML lacks it for MIG instances."""
         if not self._is_shared(self.device.identity.uuid):
             self._periods.forget()
             return None
@@ -202,9 +196,7 @@ class DeviceSampler:
         return outcome
 
     def _read_instance(self, instance: InstanceCycle) -> InstanceReading:
-        """Makes the reading of one MIG instance. Its activity covers the time between two GPM samples, None for the
-        first.
-        """
+        """Reads one MIG instance. Its activity covers the time between two GPM samples, None for the first."""
         activity: Activity | None = None
         if instance.gpm is not None:
             unit = UnitId(self.device.identity.uuid, instance.uuid)

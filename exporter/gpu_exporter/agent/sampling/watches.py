@@ -35,9 +35,7 @@ class Track:
             self._watches.popleft()
 
     def judge(self, span: Span) -> tuple[str, ...] | None:
-        """Returns the witnesses that were active in the span. Empty if all were quiet in the whole span, None if
-        unknown.
-        """
+        """Returns the witnesses that were active in the span. Empty if all were quiet throughout, None if unknown."""
         watched = 0.0
         unknown = False
         for watch in reversed(self._watches):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpu_exporter.cli.parser import Parser, add_general, read_config
+from gpu_exporter.cli.parser import Options, Parser, add_general, read_config
 from gpu_exporter.cli.reconciler_flags import add_prometheus
 from gpu_exporter.cli.reports.flags import add_history, add_period, add_prices, build_wish
 
@@ -37,10 +37,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
-    """Delivers the result. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
+def run(parser: Parser, options: Options) -> int:
     files = options.policies or [options.config_file]
     if len(files) > POLICIES_MAX:
         parser.error(f"--policy: {len(files)} files: compare two of them")

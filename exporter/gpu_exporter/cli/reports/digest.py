@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.cli.arguments import positive_duration
-from gpu_exporter.cli.parser import Parser, add_general, read_config
+from gpu_exporter.cli.parser import Options, Parser, add_general, read_config
 from gpu_exporter.cli.reconciler_flags import add_prometheus, build_client
 from gpu_exporter.cli.reports.flags import add_delivery, add_view, read_mail
 
@@ -20,10 +20,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
-    """Delivers the digest. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
+def run(parser: Parser, options: Options) -> int:
     settings = read_config(parser, options.config_file).settings
     from gpu_exporter.reports.usage.render.view import ReportView
     from gpu_exporter.reports.usage.run import run_digest

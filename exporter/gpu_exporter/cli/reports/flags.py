@@ -22,7 +22,6 @@ REST_MAX = 100.0
 
 
 def add_view(parser: Parser, by: tuple[str, ...]) -> None:
-    """Adds the flags for the groups and the length of the tables."""
     parser.flag(
         "--by",
         choices=by,
@@ -73,7 +72,6 @@ def add_prices(parser: Parser) -> None:
 
 
 def add_history(parser: Parser) -> None:
-    """Adds the flags for the way in which a history is read."""
     parser.flag(
         "--keep",
         dest="kept",
@@ -91,7 +89,6 @@ def add_history(parser: Parser) -> None:
 
 
 def add_delivery(parser: Parser) -> None:
-    """Adds the flags for a file and for a mail."""
     parser.flag("--output", type=Path, help="file to replace, in place of standard output")
     parser.flag(
         "--mail.smtp",
@@ -136,9 +133,7 @@ def _positive(text: str) -> int:
 def build_wish(
     parser: Parser, options: argparse.Namespace, alerts: Alerts, *, has_trend: bool = False
 ) -> tuple[Client, Wish]:
-    """Builds the client for the server with the history, and the request for a report. Ends the process if flags are
-    invalid.
-    """
+    """Builds client and request of a report from a history. Ends the process if flags are invalid."""
     from gpu_exporter.common.clock import SYSTEM_CLOCK
     from gpu_exporter.reports.history.kept import Folder
     from gpu_exporter.reports.usage.prices import refuse_twice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_exporter.cli.arguments import positive_duration
-from gpu_exporter.cli.parser import Parser, add_help
+from gpu_exporter.cli.parser import Options, Parser, add_help
 from gpu_exporter.cli.reconciler_flags import add_exporters, add_prometheus, build_client
 
 FORMS = ("text", "json", "line")
@@ -46,10 +46,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
-    """Prints the report. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
+def run(parser: Parser, options: Options) -> int:
     from gpu_exporter.reports.jobs.names import FORMS as NAMES
     from gpu_exporter.reports.jobs.names import parse_name
     from gpu_exporter.reports.jobs.run import JobSources, report_job

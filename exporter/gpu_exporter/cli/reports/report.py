@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_exporter.cli.parser import Parser, add_general, read_config
+from gpu_exporter.cli.parser import Options, Parser, add_general, read_config
 from gpu_exporter.cli.reconciler_flags import add_prometheus
 from gpu_exporter.cli.reports.flags import (
     add_delivery,
@@ -62,13 +61,10 @@ def build_parser() -> Parser:
     return parser
 
 
-def run(given: list[str]) -> int:
-    """Delivers the report. Returns the exit code."""
-    parser = build_parser()
-    options = parser.read(given)
+def run(parser: Parser, options: Options) -> int:
     settings = read_config(parser, options.config_file).settings
     if options.files:
-        return _report_files(parser, options, given, settings)
+        return _report_files(parser, options, settings)
     from gpu_exporter.reports.usage.render.view import ReportView
     from gpu_exporter.reports.usage.run import run_report
 
@@ -77,27 +73,25 @@ def run(given: list[str]) -> int:
     mail = read_mail(parser, options)
     client, wish = build_wish(parser, options, settings.alerts, has_trend=options.has_trend)
     if options.against is not None:
-        return _compare(parser, options, given, client, wish)
+        return _compare(parser, options, client, wish)
     view = ReportView(options.by, options.top)
     return run_report(options.prometheus, client, wish, view, options.format, options.output, mail)
 
 
-def _compare(parser: Parser, options: argparse.Namespace, given: list[str], client: Client, wish: Wish) -> int:
+def _compare(parser: Parser, options: Options, client: Client, wish: Wish) -> int:
     """Delivers the comparison with Slurm's record. Returns the exit code."""
-    from gpu_exporter.cli.environment import flags_of
     from gpu_exporter.reports.accounting.render import FORMS
     from gpu_exporter.reports.accounting.run import run_comparison
 
-    if wrong := [flag for flag in flags_of(given) if flag in OF_REPORTS or flag.startswith("--mail.")]:
+    if wrong := [flag for flag in parser.given if flag in OF_REPORTS or flag.startswith("--mail.")]:
         parser.error(f"--against cannot be combined with {', '.join(wrong)}: it compares the hours of accounts only")
     if options.format not in FORMS:
         parser.error(f"--against has the formats {' and '.join(FORMS)}, not {options.format}")
     return run_comparison(options.prometheus, client, wish, options.format, options.output)
 
 
-def _report_files(parser: Parser, options: argparse.Namespace, given: list[str], settings: Settings) -> int:
+def _report_files(parser: Parser, options: Options, settings: Settings) -> int:
     """Delivers the report of files. Returns the exit code, which is PARTIAL if some of them cannot be read."""
-    from gpu_exporter.cli.environment import flags_of
     from gpu_exporter.cli.reports.report_files import FileTimes
     from gpu_exporter.common.errors import AnswerError
     from gpu_exporter.common.exits import Exit
@@ -106,7 +100,7 @@ def _report_files(parser: Parser, options: argparse.Namespace, given: list[str],
     from gpu_exporter.reports.usage.prices import given_prices
     from gpu_exporter.reports.usage.render.view import ReportView
 
-    of_server = [flag for flag in flags_of(given) if flag in OF_SERVERS or flag.startswith("--source.")]
+    of_server = [flag for flag in parser.given if flag in OF_SERVERS or flag.startswith("--source.")]
     if wrong := [flag for flag in of_server if flag != "--source.file"]:
         parser.error(
             f"--source.file cannot be combined with {', '.join(wrong)}: files have their own period, and no server"

@@ -45,7 +45,6 @@ class FileTimes:
         self._counts: Counter[str] = Counter()
 
     def read(self, paths: Sequence[Path]) -> None:
-        """Reads these files, and the files of these folders."""
         found = {given: list(_files(given)) for given in paths}
         self.failures += [
             f"{given}: no file in this folder ends in {', '.join(ENDINGS)}"

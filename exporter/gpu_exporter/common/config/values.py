@@ -100,9 +100,7 @@ def parse_value(section: str, key: str, text: str) -> float | str:
 
 
 def check_value(section: str, key: str, value: float | str) -> str:
-    """Returns why a value is invalid, "" if it is valid. A number that is neither a duration nor a count must be 0 to
-    1.
-    """
+    """Returns why a value is invalid, "" if it is valid. Numbers other than durations and counts must be 0 to 1."""
     if isinstance(value, str):
         if pattern := PATTERNS.get(f"{section}.{key}"):
             if not re.fullmatch(pattern[0], value):

@@ -150,9 +150,7 @@ class Facts(NamedTuple):
 
     @property
     def contexts(self) -> float | None:
-        """The number of compute and graphics contexts, None unless both are known. One process may have one of each
-        kind.
-        """
+        """The number of compute and graphics contexts, None unless both are known. A process may have one of each."""
         if self.compute_processes is None or self.graphics_processes is None:
             return None
         return self.compute_processes + self.graphics_processes

@@ -9,7 +9,7 @@ from gpu_exporter.common.model.holders import Allocation, AllocationId, TenantKe
 from gpu_exporter.common.model.readings import DeviceSnapshot, XidCounts
 from gpu_exporter.common.model.totals import HolderTotals, TenantTotals, UnitTotals
 from gpu_exporter.common.model.training import TrainingView
-from gpu_exporter.common.model.views import HostWork, HourOfWork, Spin
+from gpu_exporter.common.model.views import HostWork, Spin
 
 
 class GpuRecord(NamedTuple):
@@ -34,7 +34,6 @@ class HolderRecord(NamedTuple):
     - `use`: processes and memory of the holder on the unit, None while unknown. `ratio`: their share of its work.
     - `host`: the work of the whole holder outside its GPUs, None while unknown.
     - `spin`: the present run of full utilization without progress, None if the exporter cannot watch the unit.
-    - `hour`: the means of the last hour, None while unknown.
     - `training`: the report of the holder's training loop, None without a report.
     """
 
@@ -47,7 +46,6 @@ class HolderRecord(NamedTuple):
     ratio: float | None = None
     host: HostWork | None = None
     spin: Spin | None = None
-    hour: HourOfWork | None = None
     training: TrainingView | None = None
 
     @property

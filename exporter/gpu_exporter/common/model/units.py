@@ -59,9 +59,7 @@ class DeviceIdentity(NamedTuple):
 
     @property
     def told_apart(self) -> DeviceIdentity:
-        """The same identity with the PCI address added to the UUID, for several GPUs of a host that report the same
-        UUID.
-        """
+        """The same identity with the PCI address added to the UUID, for GPUs of a host that report the same UUID."""
         own = self.uuid.partition(TWIN)[0]
         return self._replace(uuid=f"{own}{TWIN}{normalize_pci(self.pci_bus_id) or self.index}")
 

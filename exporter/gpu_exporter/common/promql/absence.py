@@ -242,9 +242,7 @@ def _had_series(matcher: str, past: str) -> str:
 
 
 def _other_labels(ask: Ask, matcher: str, series: str) -> list[str]:
-    """Lists the combinations of values that exist for the labels in the user's matcher. Empty if the matcher has no
-    label.
-    """
+    """Lists the existing values of the labels in the user's matcher. Empty if it has no label."""
     labels = list(dict.fromkeys(match[1] for match in LABELS.finditer(matcher)))
     if not labels:
         return []

@@ -161,9 +161,7 @@ class Client:
         self._context = _build(*self._files)
 
     def tenant(self, address: Address) -> str:
-        """Returns a digest of everything that may select the data which the server shows to this client. Raises
-        ValueError.
-        """
+        """Returns a digest of all that may select the data that the server shows to this client. Raises ValueError."""
         cert = "" if self._cert is None else str(self._cert.absolute())
         user = address.login.partition(":")[0]
         texts = [cert, user, address.query, *self._credentials.tenant()]

@@ -105,9 +105,7 @@ class _Listener:
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        """Accepts the next connection, and counts it before its handshake, because a client may never complete the
-        handshake.
-        """
+        """Accepts the next connection, and counts it before its handshake, which a client may never complete."""
         try:
             client, peer = self._listener.accept()
         except BlockingIOError:

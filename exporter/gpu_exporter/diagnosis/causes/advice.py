@@ -84,7 +84,6 @@ def count_threads(case: CauseCase) -> int:
 
 
 def propose_threads(case: CauseCase) -> str:
-    """Returns the advice on the threads of each process."""
     return f"set OMP_NUM_THREADS={count_threads(case)} (and the thread limit of other libraries)"
 
 

@@ -114,9 +114,7 @@ class CauseCase(NamedTuple):
 
     @property
     def has_loaders(self) -> bool:
-        """Whether the holder has processes with PyTorch's name for data loaders. Otherwise, CPU use identifies
-        loaders.
-        """
+        """Whether the holder has processes with PyTorch's name for data loaders. If not, CPU use identifies them."""
         return any(each.named_loaders for each in self.seen)
 
     @property
@@ -168,7 +166,7 @@ class Rule(NamedTuple):
 
 
 def rule(
-    states: frozenset[str], needs: str, against: str
+    states: frozenset[str], needs: str, against: str = ""
 ) -> Callable[[Callable[[CauseCase], Cause | Needs | None]], Rule]:
     """Makes a function the `judge` of a rule. The parameters are as in Rule."""
     return lambda judge: Rule(states, judge, needs, against)

@@ -10,7 +10,6 @@ from gpu_exporter.diagnosis.causes.inside import judge_phase
 @rule(
     states=WORKING,
     needs="the phase `checkpoint` in the training loop's [report](torch.md)",
-    against="nothing: the loop measures it",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     return judge_phase(case, "checkpoint_share", "checkpoint")

@@ -17,9 +17,8 @@ OTHERS = 0.5  # pauses without a burst, as a share of the bursts: from here on, 
 @rule(
     states=frozenset(("low", "bursty")),
     needs=(
-        "in ten minutes, three bursts of writes to block devices or over the holder's own network, and a lower"
-        " utilization during these bursts. The GPU must pause only rarely without a burst: less than once for every two"
-        " bursts"
+        "three bursts of writes in ten minutes, to block devices or over the holder's own network, with a lower"
+        " utilization during these bursts; pauses without a burst are rare"
     ),
     against="bursts during which the GPUs worked. Checkpoints on NFS, Lustre and similar file systems are not visible",
 )

@@ -30,8 +30,7 @@ def is_input_bound(case: CauseCase) -> bool:
     states=frozenset(("low", "bursty", "held_idle")),
     needs="the CPU time of the processes that do not use the GPU, and the CPUs of the holder",
     against=(
-        "the process on the GPU itself uses 0.6 CPUs or more; no process has the name that torch 2.5 and newer give"
-        " loaders, so these may be other processes"
+        "the process on the GPU uses 0.6 CPUs or more itself; no process has the name of a loader (torch 2.5 and newer)"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -12,9 +12,7 @@ HALF = 0.5  # of its CPUs: a holder that gets less is slowed for certain
 @rule(
     states=WITH_PROCESS,
     needs=(
-        "the CPUs that the holder uses, compared with its limit. Without a limit, they are compared with its share of"
-        " the host, in proportion to its GPUs. Also, a host without free CPUs, and threads that wait for a CPU (PSI, or"
-        " the number of runnable threads)"
+        "a host without free CPUs, threads that wait for a CPU, and fewer CPUs for the holder than its limit or share"
     ),
     against="the kernel has no PSI; the holder gets more than half of its limit or share",
 )

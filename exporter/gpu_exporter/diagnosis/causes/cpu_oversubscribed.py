@@ -28,12 +28,12 @@ def is_oversubscribed(case: CauseCase) -> bool:
 @rule(
     states=WITH_PROCESS,
     needs=(
-        "the number of the holder's threads that run or wait for a CPU, and the number of its CPUs. Also, a sign that"
-        " threads wait: a CPU quota that runs out, tasks that wait for a CPU (PSI), or CPUs that are all in use"
+        "the holder's threads that run or wait, its CPUs, and a sign of waiting: a quota that runs out, PSI, or CPUs"
+        " that are all in use"
     ),
     against=(
         "the holder does not use all of its CPUs (low confidence); its two busiest processes have more than 256"
-        " threads, of which the exporter counts only 256"
+        " threads, of which the exporter counts 256"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

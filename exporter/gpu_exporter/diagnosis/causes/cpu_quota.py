@@ -14,8 +14,7 @@ from gpu_exporter.diagnosis.causes.shortage import OWN, find_short_of_cpu
     states=WITH_PROCESS,
     needs="the periods of the CFS quota (`cpu.stat`), and the threads of the processes",
     against=(
-        "on average, the holder uses less than 85 % of the quota; threads are not visible, and a holder with too many"
-        " threads looks the same"
+        "on average, the holder uses less than 85 % of the quota; threads are not visible, so there may be too many"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

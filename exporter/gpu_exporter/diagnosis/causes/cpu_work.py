@@ -28,13 +28,10 @@ def works_on_cpus(case: CauseCase) -> bool:
 
 @rule(
     states=frozenset(("held_idle",)),
-    needs=(
-        "the CPUs in use, and the utilization of the holder's GPUs on this node. If other GPUs are busy, the holder"
-        " must use more CPUs than waiting ranks need"
-    ),
+    needs="the CPUs in use, and the utilization of the holder's GPUs on this node",
     against=(
-        "the holder perhaps prepares its next work (always shown). If each process on a GPU uses one CPU, these"
-        " processes perhaps only poll (low confidence)"
+        "the holder may prepare its next work (always shown); processes that each use one CPU may only poll (low"
+        " confidence)"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -10,7 +10,6 @@ from gpu_exporter.diagnosis.causes.inside import find_pace
 @rule(
     states=WORKING,
     needs="the type of the model, from the training loop's [report](torch.md) (`observe(model=...)`)",
-    against="nothing",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     pace = find_pace(case)

@@ -10,7 +10,7 @@ from gpu_exporter.diagnosis.causes.inside import describe_wait, find_pace
 @rule(
     states=WORKING,
     needs="the share of its time in which the training loop waits for data, from its [report](torch.md)",
-    against="the confidence is always low. If the exporter finds a cause of slow input, it shows only that cause",
+    against="the confidence is always low. A known cause of slow input replaces this cause",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     pace = find_pace(case)

@@ -13,8 +13,8 @@ OTHERS = Needs("the exporters of the job's other nodes: the late rank is not on 
 @rule(
     states=frozenset(("stalled", "held_idle")),
     needs=(
-        "a [stall](stalls.md) on a GPU of the holder. Also, on this node, another GPU of the holder at 0 %, or a"
-        " process that a signal stopped"
+        "a [stall](stalls.md) on a GPU of the holder; on this node, another GPU of the holder at 0 %, or a stopped"
+        " process"
     ),
     against="see the evidence of the stall",
 )

@@ -18,12 +18,12 @@ USED_MAX = 0.7  # mean utilization: above it, the GPU has work most of the time
 @rule(
     states=WORKING,
     needs=(
-        "a [report](torch.md) that the training loop hardly waits for data, a utilization below 70 %, and the CPU time"
-        " of the process on the GPU"
+        "a [report](torch.md) of a loop that hardly waits for data, a utilization below 70 %, and the CPU time of the"
+        " process on the GPU"
     ),
     against=(
-        "other Python work in the step, such as an evaluation or an optimizer on the CPU, looks the same. The"
-        " confidence is low unless the loop measures the phases forward, backward and optimizer, and they fill the step"
+        "other Python work in the step looks the same. The confidence is low unless the measured phases forward,"
+        " backward and optimizer fill the step"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

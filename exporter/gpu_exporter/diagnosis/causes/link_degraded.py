@@ -10,8 +10,8 @@ LINK = Needs("the PCIe link of the GPU while it works (collector pcie-link)")
 
 @rule(
     states=WORKING,
-    needs="generation and lanes of the PCIe link while the GPU works, and their maximum in this slot (NVML)",
-    against="a slow link hardly slows down a job that copies little (always shown)",
+    needs="the bandwidth of the PCIe link while the GPU works, and its maximum in this slot (NVML)",
+    against="a job that copies little is hardly slower (always shown)",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     if case.link is None:

@@ -56,12 +56,12 @@ def describe_memory(case: CauseCase) -> list[str]:
 @rule(
     states=WITH_PROCESS,
     needs=(
-        "how long tasks waited for memory (PSI), and processes that the OOM killer ended. Without PSI: pages that the"
-        " kernel evicts and reads again while processes wait near the limit"
+        "the time in which tasks waited for memory (PSI), and processes that the OOM killer ended; without PSI, pages"
+        " that are evicted and read again near the limit"
     ),
     against=(
-        "the kernel has no PSI; the time in which all tasks waited together was short. If the holder's own limit is"
-        " not near, the confidence is low"
+        "the kernel has no PSI; all tasks waited together only for a short time; the holder's limit is not near (low"
+        " confidence)"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

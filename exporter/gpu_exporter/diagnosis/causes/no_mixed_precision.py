@@ -10,10 +10,7 @@ from gpu_exporter.diagnosis.causes.inside import find_pace
 @rule(
     states=frozenset(("busy_inefficient",)),
     needs="the types of parameters and matrix products, from the training loop's [report](torch.md)",
-    against=(
-        "the loop perhaps uses autocast (low confidence). The report shows autocast with Lightning and the Trainer of"
-        " Hugging Face; in a plain loop, only inside `phase(...)`"
-    ),
+    against="the loop may use autocast (low confidence); a plain loop reports autocast only inside `phase(...)`",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     pace = find_pace(case)

@@ -9,11 +9,8 @@ from gpu_exporter.diagnosis.causes.starting import is_at_work, is_new
 
 @rule(
     states=frozenset(("held_no_process",)),
-    needs=(
-        "an empty list of processes from the driver. It counts only if the driver has listed a process since the"
-        " exporter started, because in a container the list can always be empty"
-    ),
-    against="the holder works on its host, perhaps to prepare data; or it is unknown whether the holder works there",
+    needs="an empty list of processes from a driver that has listed a process since the exporter started",
+    against="the holder works on its host, or its work there is unknown",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     cores = case.average(lambda each: each.cores) or 0.0

@@ -11,10 +11,7 @@ from gpu_exporter.diagnosis.causes.shortage import FAR, SITE, find_short_of_memo
 @rule(
     states=WITH_PROCESS,
     needs="tasks that waited for memory or were killed, and the holder's memory in use, compared with its limit",
-    against=(
-        "the holder itself perhaps fills the node, because it has no memory limit, or because its memory is above 80 %"
-        " of the limit"
-    ),
+    against="the holder itself may fill the node: it has no memory limit, or uses more than 80 % of the limit",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     if not case.recent or not is_waiting(case) or find_short_of_memory(case) != SITE:

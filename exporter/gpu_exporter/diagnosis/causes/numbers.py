@@ -71,6 +71,5 @@ class CauseRules(NamedTuple):
 
 
 def cause_rules(settings: Settings) -> CauseRules:
-    """Returns the thresholds with the settings of a site."""
     off = frozenset(settings.diagnosis.without.replace(" ", "").split(","))
     return CauseRules(off, settings.causes.steps, settings.causes.start_max)

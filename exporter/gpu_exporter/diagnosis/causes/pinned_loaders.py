@@ -13,8 +13,8 @@ from gpu_exporter.diagnosis.causes.shortage import is_all_bound
     states=frozenset(("low", "bursty", "held_idle")),
     needs="the CPUs on which the loaders can run (Cpus_allowed_list), and the CPU time that they use",
     against=(
-        "no process has the name of a loader (torch 2.5 and newer), so these may be other processes; all processes of"
-        " the holder are bound to these CPUs, perhaps by Slurm (medium confidence)"
+        "no process has the name of a loader (torch 2.5 and newer); all processes of the holder are bound to these"
+        " CPUs, perhaps by Slurm (medium confidence)"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -70,9 +70,7 @@ def find_cpus(case: CauseCase) -> Cpus | None:
 
 
 def find_short_of_cpu(case: CauseCase) -> str:
-    """Returns OWN if the holder itself is short, SITE if others fill the host, NOBODY if none is short or if
-    unknown.
-    """
+    """Returns OWN if the holder itself is short, SITE if others fill the host, NOBODY if neither or unknown."""
     cpus = find_cpus(case)
     if cpus is None:
         return NOBODY
@@ -91,9 +89,7 @@ def find_short_of_cpu(case: CauseCase) -> str:
 
 
 def is_all_bound(case: CauseCase) -> bool:
-    """Returns whether a holder without a limit uses up the CPUs to which all its processes are bound, while other CPUs
-    are free.
-    """
+    """Returns whether a holder without a limit uses up the CPUs to which it is bound, while others are free."""
     cpus = find_cpus(case)
     if cpus is None or cpus.limit is not None or cpus.is_full or case.bound is None:
         return False

@@ -15,8 +15,8 @@ from gpu_exporter.diagnosis.causes.inside import find_compute
         " GPU"
     ),
     against=(
-        "larger batches change the training (always shown). The confidence is low if the report does not contain times"
-        " [measured on the GPU](torch.md#what-is-measured)"
+        "larger batches change the training (always shown); without times [measured on the GPU](torch.md#what-is-"
+        "measured), the confidence is low"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -27,7 +27,7 @@ def _moved(case: CauseCase) -> float:
 
 @rule(
     states=IDLE | {"unknown"},
-    needs="the start time of the holder, no work on its GPU so far, and its use of CPUs, disks and network",
+    needs="the age of the holder, no work on its GPU so far, and its use of CPUs, disks and network",
     against="a start of more than 20 minutes is rare",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

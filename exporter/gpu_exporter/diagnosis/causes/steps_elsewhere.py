@@ -11,9 +11,9 @@ from gpu_exporter.diagnosis.causes.case import IDLE, CauseCase, Needs, rule
     states=IDLE,
     needs=(
         "steps that the training loop has [reported](torch.md) in the last five minutes, and a GPU that has done"
-        " nothing for at least five minutes"
+        " nothing for five minutes"
     ),
-    against="only the job itself reports the steps. With `causes.steps: delay`, the site trusts this report",
+    against="only the job itself reports the steps; with `causes.steps: delay`, the site trusts this report",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     """Judges the cause from the reported steps, which are only the job's claim.

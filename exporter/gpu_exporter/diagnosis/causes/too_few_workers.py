@@ -27,10 +27,8 @@ READS = 1e6  # bytes per second: a process that reads more probably loads its sa
     states=frozenset(("low", "bursty")),
     needs="the CPU time of each process, and CPUs that are free",
     against=(
-        "the confidence is low in three cases. Processes without the name of a loader (torch 2.5 and newer) may do"
-        " other work. Loaders that pause perhaps wait for a slow source of data. A loop without loaders that reads"
-        " hardly any data perhaps starts many small kernels. The confidence can rise if the loop reports a wait for"
-        " data"
+        "the confidence is low if no process has the name of a loader (torch 2.5 and newer), if loaders pause, or if"
+        " a loop without loaders hardly reads. A reported wait for data can raise it"
     ),
 )
 def judge(case: CauseCase) -> Cause | Needs | None:

@@ -12,11 +12,7 @@ SPINS_S = 60.0  # a GPU in a run without progress of this length does not work, 
 @rule(
     states=IDLE,
     needs="the utilization and the processes of all GPUs of the holder on the node",
-    against=(
-        "a process with a context on the unused GPU may use this GPU later. Then the confidence is low. It is medium if"
-        " this process is the holder's only process on GPUs, and works on another GPU. If processes are not visible,"
-        " the unused GPU may have one. Then the confidence is medium, or low if the holder's processes use many CPUs"
-    ),
+    against="a process has the unused GPU open and may use it later, or processes are not visible (lower confidence)",
 )
 def judge(case: CauseCase) -> Cause | Needs | None:
     used = [each for each in case.members if (each.utilization or 0.0) > 0.0]

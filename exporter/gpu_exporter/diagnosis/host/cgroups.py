@@ -55,9 +55,7 @@ class Cgroups:
         return self._look(wanted)[0]
 
     def list_pods(self, wanted: Set[str]) -> Mapping[str, PurePosixPath] | None:
-        """Returns the cgroups of the pods in `wanted` (UIDs); None if not all cgroups below the root could be
-        checked.
-        """
+        """Returns the cgroups of the pods in `wanted` (UIDs); None if not all cgroups could be checked."""
         found, is_all = self._look([("pod", uid) for uid in wanted])
         return {uid: place for (_, uid), place in found.items()} if is_all else None
 
@@ -79,9 +77,7 @@ class Cgroups:
         return found
 
     def _look(self, wanted: Collection[Who]) -> tuple[dict[Who, PurePosixPath], bool]:
-        """Returns the result of `find`, and whether the holders that are missing in it certainly have no cgroup below
-        the root.
-        """
+        """Returns the result of `find`, and whether the holders missing in it certainly have no cgroup."""
         base = self.files.tree(CPUACCT)
         found: dict[Who, PurePosixPath] = {}
         if base is None:

@@ -71,9 +71,7 @@ class EvidenceReader:
     def read(
         self, subjects: Iterable[HostSubject], places: Mapping[Who, PurePosixPath]
     ) -> Iterator[tuple[Who, HostEvidence]]:
-        """Yields each holder's evidence since its previous look; nothing at a first look, or before the next look is
-        due.
-        """
+        """Yields each holder's evidence since its previous look; nothing at the first, or before the next is due."""
         wanted = list(subjects)
         if not wanted:  # all holders are healthy
             self._watched = {}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from pathlib import PurePosixPath
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.model.evidence import HostEvidence
@@ -18,19 +17,14 @@ from gpu_exporter.diagnosis.host.subject import HostSubject
 from gpu_exporter.diagnosis.host.work import HostWorks
 from gpu_exporter.diagnosis.training.files import TrainingFiles, TrainingReader
 
+if TYPE_CHECKING:  # it loads psutil, which `--once` does not need
+    from gpu_exporter.diagnosis.host.evidence import EvidenceReader
+
 TICK_S = 15.0  # between two looks for evidence
 END_S = 0.2  # how long a shutdown waits for the thread that reads trainings
 LATE_S = 120.0  # for a look at the hosts, which takes milliseconds
 TRAINING_LATE_S = 240.0  # for the trainings: a reader that is stuck is replaced earlier, up to a number of times
 TICKS = 2  # work and progress are read in every second one
-
-
-class Looks(Protocol):
-    """Reads evidence. A Protocol, because the module of EvidenceReader loads psutil, which `--once` does not need."""
-
-    def read(
-        self, subjects: Iterable[HostSubject], places: Mapping[Who, PurePosixPath]
-    ) -> Iterator[tuple[Who, HostEvidence]]: ...
 
 
 class HostNode(NamedTuple):
@@ -56,7 +50,7 @@ class HostLoop:
         self,
         works: HostWorks,
         progress: ProgressReader,
-        looks: Looks,
+        looks: EvidenceReader,
         clock: Clock,
         training: TrainingReader | None = None,
     ) -> None:

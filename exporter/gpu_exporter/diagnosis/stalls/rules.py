@@ -112,7 +112,6 @@ class StallRules(NamedTuple):
 
 
 def stall_rules(settings: Settings) -> StallRules:
-    """Returns the thresholds with the settings of a site."""
     return StallRules(
         **settings.stalls._asdict(),
         gap_max=settings.ledger.idle_run_unknown_reset,

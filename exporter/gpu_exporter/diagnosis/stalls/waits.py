@@ -48,8 +48,6 @@ NOTHING_KNOWN = Around()
 
 
 class HolderWaits:
-    """The waits of one holder on this node."""
-
     def __init__(self, rules: StallRules, waited: Waited = NOT_YET) -> None:
         """`waited`: the waits that were saved before a restart."""
         self._rules = rules

@@ -2,7 +2,7 @@
 
 A run of such seconds becomes a stall after `stalls.after`. Any witness of progress ends the run. A witness that was
 never known lowers the confidence by one step. A run ends if a known witness is missing for `gap_max`, because progress
-may have been missed. docs/stalls.md has the sources of the rule, and other loads that look the same.
+may have been missed. docs/stalls.md explains the rule, and lists other loads that look the same.
 """
 
 from __future__ import annotations
@@ -317,9 +317,7 @@ class SpinWatch:
         )
 
     def _published_confidence(self, confidence: str) -> str:
-        """Returns the confidence to publish: "none" while the run is too short, "low" while it is not certain
-        enough.
-        """
+        """Returns the confidence to publish: "none" while the run is too short, "low" while it is uncertain."""
         if self._run is None or self.known_s < self._needed_s(self._run):
             return "none"
         return confidence if self.is_stall else "low"
@@ -358,9 +356,7 @@ class SpinWatch:
         return min(self._floor.seen_w, BOARDS_DIFFER * self._table_w)
 
     def _share(self, ratio: float) -> float:
-        """Returns the watts at this share of the range from the power at rest to the default limit. Both must be
-        known.
-        """
+        """Returns the watts at this share of the range from the power at rest to the default limit. Both are known."""
         floor_w, limit_w = self._floor_w(), self._default_w
         assert floor_w is not None and limit_w is not None
         return floor_w + ratio * (limit_w - floor_w)
@@ -468,9 +464,7 @@ class SpinWatch:
                 self._end(span.end, f"mean utilization {mean:.1%} over a minute")
 
     def _judge_power(self, run: SpinRun, step: PowerStep) -> str:
-        """Returns the reason why the power of this step proves that the GPU does not spin, "" if there is no such
-        proof.
-        """
+        """Returns why the power of this step proves that the GPU does not spin, "" if there is no such proof."""
         if step.start < run.begin:
             return ""  # a part of the step is before the run
         assert self._default_w is not None
@@ -505,9 +499,7 @@ class SpinWatch:
         return PROGRESS if self._has_nvlink else tuple(name for name in PROGRESS if name != NVLINK)
 
     def _unknown_witnesses(self, run: SpinRun) -> tuple[str, ...]:
-        """Returns the witnesses of progress that became known later than GRACE_S after the start of the run, or
-        never.
-        """
+        """Returns the witnesses of progress that became known over GRACE_S after the start of the run, or never."""
         latest = run.begin + GRACE_S
         return tuple(name for name in self._required() if run.since.get(name, math.inf) > latest)
 

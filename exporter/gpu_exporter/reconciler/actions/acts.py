@@ -9,42 +9,29 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.plain import utc
 from gpu_exporter.reconciler.actions.ends import Ends
-from gpu_exporter.reconciler.actions.journal import CONFIRM_S, Journal, begun_within, with_result, without_demand
+from gpu_exporter.reconciler.actions.journal import CONFIRM_S, HOUR_S, Journal, with_result, without_demand
 from gpu_exporter.reconciler.actions.proofs import Warned
 from gpu_exporter.reconciler.actions.propose import Proposal
 from gpu_exporter.reconciler.actions.record import PolicyStanding, Record
 from gpu_exporter.reconciler.actor import DONE, ENDING, GONE, NOT_DONE, Actor, Ended, Entry
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.decision.outcomes import account_of
-from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.target import Target
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused, guard
+from gpu_exporter.reconciler.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 LOST = "lost"  # the answer to an action did not arrive, so its effect is unknown
 LINES_KEPT = 16  # audit lines with the result of one action
 GRACE_MAX_S = 600.0  # of the time that an action waits for the end of its target
 UNCONFIRMED_S = 300.0  # in addition: for the kubelet or slurmd, the exporter's next sample, and Prometheus
-
-
-class ActionObserver(Protocol):
-    """Counts actions, and underused groups without an action. A Protocol, because Telemetry imports this package."""
-
-    def count_action(self, action: str, result: str) -> None:
-        """Counts an action. `result`: done, unconfirmed, shadow, refused, or the `result` of a MarkError."""
-
-    def count_not_acted(self, reason: str) -> None:
-        """Counts an underused group on which this cycle did not act, by reason."""
-
-    def note_spared(self, decisions: Sequence[Decision], reason: str) -> None:
-        """Notes the underused holders that keep their GPUs for this reason."""
 
 
 class Receipt(NamedTuple):
@@ -68,7 +55,7 @@ class Acts:
         ends: Ends,
         record: Record,
         audit: AuditLog | None,
-        observer: ActionObserver,
+        telemetry: Telemetry,
         clock: Clock,
         grace_max_s: float,
     ) -> None:
@@ -81,7 +68,7 @@ class Acts:
         self._patience_s = min(grace_max_s, GRACE_MAX_S)
         self._record = record
         self._audit = audit
-        self._observer = observer
+        self._telemetry = telemetry
         self._clock = clock
         self.entries: tuple[Entry, ...] = ()
         """The actions of the journal."""
@@ -92,7 +79,8 @@ class Acts:
         return {entry.note for entry in self.entries}
 
     def begun_within_an_hour(self) -> int:
-        return begun_within(self.entries, self._clock.wall())
+        """Returns their number. One in the future counts too: a clock was wrong, so the action may be recent."""
+        return sum(self._clock.wall() - entry.wall < HOUR_S for entry in self.entries)
 
     def is_pending(self, title: str) -> bool:
         """Returns whether an action on this target has begun, and its result is still unknown."""
@@ -214,7 +202,7 @@ class Acts:
         log.log(level, "%s: %s: %s%s%s", entry.title, entry.verb, result, f": {why}" if why else "", undo)
         if result == ENDING:
             return
-        self._observer.count_action(entry.verb, result)
+        self._telemetry.count_action(entry.verb, result)
         if self._audit is not None:
             facts = {"act": entry.verb, "target": entry.target.title, "result": result, "why": why, "id": entry.ident}
             for ended in [each for each in entry.ends if each.nodes][:LINES_KEPT]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from gpu_exporter.common.config.values import ACTIONS
@@ -51,7 +51,6 @@ class Journal:
         self._write([*entries, entry])
 
     def complete(self, ident: str, told: str) -> None:
-        """Writes the result of an entry, or ENDING."""
         self._write(with_result(each, told) if each.ident == ident else each for each in self.read())
 
     def note_used(self, used: Collection[tuple[str, str]]) -> None:
@@ -63,21 +62,12 @@ class Journal:
 
 
 def with_result(entry: Entry, told: str) -> Entry:
-    """Returns the entry with its result, or with ENDING."""
     return entry._replace(told=told, ends=entry.ends if told == ENDING else ())
 
 
 def without_demand(entry: Entry, used: Collection[tuple[str, str]]) -> Entry:
     """Returns the entry without the pools that `used` names for it."""
     return entry._replace(waited_for=tuple(each for each in entry.waited_for if (entry.ident, each[0]) not in used))
-
-
-def begun_within(entries: Sequence[Entry], wall: float, seconds: float = HOUR_S) -> int:
-    """Returns the number of actions that began in the last `seconds` before `wall`.
-
-    An action with a time in the future counts too: a clock was wrong, so the action may be recent.
-    """
-    return sum(wall - entry.wall < seconds for entry in entries)
 
 
 def render(entries: Iterable[Entry]) -> str:

@@ -18,9 +18,7 @@ WITHIN_S = 60.0  # longest time that a cycle spends on actions; the next cycle w
 
 
 class ActionLimits:
-    """Counts actions and reads, per cycle and per hour. `begin_cycle` and the `note_` methods change the counts; checks
-    do not.
-    """
+    """Counts actions and reads, per cycle and per hour. `begin_cycle` and the `note_` methods change them."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
@@ -33,9 +31,7 @@ class ActionLimits:
         self._until = 0.0  # monotonic
 
     def begin_cycle(self, titles: Collection[str]) -> None:
-        """Resets the counts of a cycle. `titles`: the titles of all proposals, including those that later cycles
-        handle.
-        """
+        """Resets the counts of a cycle. `titles`: of all proposals, also those that later cycles handle."""
         now = self._clock.monotonic()
         while self._shadowed and now - self._shadowed[0] >= HOUR_S:
             self._shadowed.popleft()
@@ -71,7 +67,6 @@ class ActionLimits:
             raise Refused("limit", f"this cycle has read {TARGETS_MAX} targets; the next cycle continues")
 
     def note_reading(self, title: str) -> None:
-        """Notes that this target is read now."""
         self._reads_left -= 1
         self._read_at[title] = self._clock.monotonic()
 

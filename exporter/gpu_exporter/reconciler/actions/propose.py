@@ -41,9 +41,7 @@ class Proposal(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """The owner of the target: a namespace, or the user of a job. Not the account, because any user may name any
-        account.
-        """
+        """The owner of the target: a namespace, or the user of a job. Not the account, which any user may name."""
         whose = self.namespace or self.first.owner.partition("/")[0] or self.title
         return f"{self.first.name.scheduler} {whose}"
 
@@ -53,7 +51,6 @@ class Proposal(NamedTuple):
 
     @property
     def members(self) -> frozenset[HolderName]:
-        """The holders, and all members of their gangs."""
         around = (decision.around for decision in self.decisions)
         return self.names.union(member.name for each in around if each is not None for member in each.members)
 

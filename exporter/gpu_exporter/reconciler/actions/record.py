@@ -31,7 +31,6 @@ from gpu_exporter.reconciler.decision.outcomes import (
     TENANTS,
     Account,
     AskFate,
-    RecordObserver,
     Watch,
     Watches,
     WatchStart,
@@ -40,6 +39,7 @@ from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.decision.target import Skipped
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.telemetry import Telemetry
 from gpu_exporter.reconciler.texts import TextPlace
 
 log = logging.getLogger(__name__)
@@ -83,15 +83,14 @@ class Record:
     """
 
     def __init__(
-        self, place: TextPlace | None, observer: RecordObserver, clock: Clock, keep_s: float, by: str = ""
+        self, place: TextPlace | None, telemetry: Telemetry, clock: Clock, keep_s: float, by: str = ""
     ) -> None:
         """`place`: stores the record; None to keep it only in memory.
-        `observer`: publishes the counts.
         `keep_s`: how long a decision counts (seconds).
         `by`: name of the writer, by default this host, on which only one process writes at a time.
         """
         self._place = place
-        self._observer = observer
+        self._telemetry = telemetry
         self._clock = clock
         self._keep_s = keep_s
         self._by = by or socket.gethostname()
@@ -103,7 +102,7 @@ class Record:
         """Forgets the record while another process decides. This process reads it again when it decides itself."""
         if self._place is not None:
             self._clear()
-            self._observer.forget()
+            self._telemetry.forget()
 
     def _clear(self) -> None:
         self.watches = Watches(self)
@@ -116,12 +115,10 @@ class Record:
         self._is_changed, self._saved_at = True, -math.inf  # monotonic
 
     def names(self) -> set[HolderName]:
-        """See DecisionLog.names."""
         self._load()
         return self.watches.names()
 
     def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
-        """See DecisionLog.note."""
         self._load()
         if not self._is_loaded:
             return  # an existing record that could not be read must not be overwritten
@@ -132,14 +129,12 @@ class Record:
         self._save()
 
     def count_decision(self, account: Account) -> None:
-        """See OutcomeObserver.count_decision."""
         self._count(account, DECIDED)
-        self._observer.count_decision(account)
+        self._telemetry.count_decision(account)
 
     def count_outcome(self, account: Account, outcome: str) -> None:
-        """See OutcomeObserver.count_outcome."""
         self._count(account, outcome)
-        self._observer.count_outcome(account, outcome)
+        self._telemetry.count_outcome(account, outcome)
 
     def count_dropped(self, what: str, number: int) -> None:
         """See OutcomeObserver.count_dropped. Logs at most once an hour."""
@@ -147,7 +142,7 @@ class Record:
         if now - self._said.get(what, -math.inf) >= HOUR_S:
             self._said[what] = now
             log.warning("the record of decisions is full: dropped now: %d %s. See docs/limits.md", number, what)
-        self._observer.count_dropped(what, number)
+        self._telemetry.count_dropped(what, number)
 
     def note_act(self, entry: Entry) -> None:
         """Counts a completed action. For one day, later cycles check whether the target's owner resumes the target.
@@ -176,7 +171,6 @@ class Record:
         return due
 
     def note_resumed(self, entry: Entry) -> None:
-        """Counts an action whose target was resumed by its owner."""
         self._acts.pop(entry.ident, None)
         self._count(Account(*entry.record), RESUMED)
 
@@ -402,7 +396,7 @@ class Record:
         self._acts = {entry.ident: entry for entry in parse(plain["acts"], PLAIN_MAX)}
         for (policy, kind), numbers in self._totals.items():
             of = dict(zip(COUNTS, numbers, strict=True))
-            self._observer.restore(policy, kind, of[DECIDED], {outcome: of[outcome] for outcome in OUTCOMES})
+            self._telemetry.restore(policy, kind, of[DECIDED], {outcome: of[outcome] for outcome in OUTCOMES})
 
     @staticmethod
     def _drop(by_time: dict[int, Any], since: float, each_s: float) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gpu_exporter.common.clock import Clock
 from gpu_exporter.common.config.defaults import Actions as Settings
 from gpu_exporter.common.errors import AnswerError
-from gpu_exporter.reconciler.actions.acts import ActionObserver, Acts, Receipt
+from gpu_exporter.reconciler.actions.acts import Acts, Receipt
 from gpu_exporter.reconciler.actions.asking import ProofAsker, Proven
 from gpu_exporter.reconciler.actions.freed import FreedGpus
 from gpu_exporter.reconciler.actions.gates import Gates
@@ -25,6 +25,7 @@ from gpu_exporter.reconciler.decision.spared import PENDING
 from gpu_exporter.reconciler.decision.target import Skipped, Target, why_not
 from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard
+from gpu_exporter.reconciler.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 READ_S = 5.0  # a target that was read longer ago is read again before the action
@@ -54,11 +55,11 @@ class Parts(NamedTuple):
 class ActionRunner:
     """Takes each proposal through the gates. Other classes contain the limits, the turns and the proofs."""
 
-    def __init__(self, settings: Settings, parts: Parts, observer: ActionObserver, clock: Clock) -> None:
+    def __init__(self, settings: Settings, parts: Parts, telemetry: Telemetry, clock: Clock) -> None:
         self._settings = settings
         self._verbs = allowed_kinds(settings.kinds)
         self._parts = parts
-        self._observer = observer
+        self._telemetry = telemetry
         self._clock = clock
         self._asker = ProofAsker(parts.proofs, clock, asks_demand=settings.demand != "ignored")
         self._limits = ActionLimits(settings, clock)
@@ -141,7 +142,7 @@ class ActionRunner:
             raise Refused("fenced", "another replica decides now")
         self._limits.note_act()
         told = acts.begin(actor, proposal, target, Receipt(warned, standing, demand, self._settings.override))
-        self._observer.note_spared(proposal.decisions, PENDING if told in ("", ENDING) else told)
+        self._telemetry.note_spared(proposal.decisions, PENDING if told in ("", ENDING) else told)
         if told not in ("", ENDING):
             self._limits.note_failure(proposal.title)
         self._freed.follow(acts.entries, self._clock.wall())
@@ -172,7 +173,7 @@ class ActionRunner:
             if len(self._shadowed) >= SAID_MAX:
                 del self._shadowed[next(iter(self._shadowed))]
             self._shadowed[key] = None
-            self._observer.count_action(target.verb, "shadow")
+            self._telemetry.count_action(target.verb, "shadow")
             self._limits.note_act(is_shadow=True)
             self._freed.note_shadow(proposal.title, proposal.gpus, demand)
 
@@ -213,8 +214,8 @@ class ActionRunner:
             self._skip(proposal.title, skipped, proposal.decisions)
 
     def _skip(self, title: str, skipped: Skipped, decisions: Sequence[Decision]) -> None:
-        self._observer.count_not_acted(skipped.reason)
-        self._observer.note_spared(decisions, skipped.reason)
+        self._telemetry.count_not_acted(skipped.reason)
+        self._telemetry.note_spared(decisions, skipped.reason)
         self._say(title, skipped.reason, f"no action: {skipped.why}")
 
     def _say(self, title: str, reason: str, text: str) -> None:

@@ -77,9 +77,7 @@ class Brakes:
 
 
 def freeze_missing(unseen: Collection[Unseen]) -> Freeze:
-    """Returns the brake for missing exporters. It freezes exactly the holders that they last showed and that have not
-    ended.
-    """
+    """Returns the brake for missing exporters. It freezes the holders that they last showed and that have not ended."""
     if not unseen:
         return Freeze("")
     names = {each.name for each in unseen}

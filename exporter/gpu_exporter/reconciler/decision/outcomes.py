@@ -43,7 +43,7 @@ class Account(NamedTuple):
 
 
 class OutcomeObserver(Protocol):
-    """Counts decisions and their outcomes, by account. A Protocol, because Telemetry imports this module."""
+    """Counts decisions and their outcomes, by account. A Protocol, because Record imports this module."""
 
     def count_decision(self, account: Account) -> None:
         """Counts a group that became underused."""
@@ -53,16 +53,6 @@ class OutcomeObserver(Protocol):
 
     def count_dropped(self, what: str, number: int) -> None:
         """Counts parts of the record that were dropped because it was full. `what`: a word of DROPPED."""
-
-
-class RecordObserver(OutcomeObserver, Protocol):
-    """Publishes the counts of the record."""
-
-    def restore(self, policy: str, kind: str, decisions: int, outcomes: Mapping[str, int]) -> None:
-        """Adds the decisions and outcomes that earlier reconciler processes counted."""
-
-    def forget(self) -> None:
-        """Drops all counts, because another process counts now."""
 
 
 class WatchStart(NamedTuple):

@@ -131,9 +131,7 @@ class Decision(NamedTuple):
         return self.name == asked or text in (str(self.name), self.name.name)
 
     def holds(self, given: int) -> bool:
-        """Returns whether the evidence covers all GPUs that the scheduler gave the holder. Replicas of one GPU count as
-        one GPU.
-        """
+        """Returns whether the evidence covers all GPUs that the scheduler gave the holder. Replicas count as one."""
         if self.held is None:
             return False
         are_replicas = bool(self.units) and all(unit.is_shared for unit in self.units)
@@ -409,9 +407,7 @@ def _name_cores(units: Sequence[UnitEvidence]) -> str:
 
 
 def _other_work(units: Sequence[UnitEvidence]) -> str:
-    """Returns the work of a holder outside its GPUs, in words, from its published causes; "" if no such cause is
-    published.
-    """
+    """Returns the work of a holder outside its GPUs, in words, from its published causes; "" without such a cause."""
     works = next((cause.name for unit in units for cause in unit.causes if cause.name in WORK_ELSEWHERE), "")
     return f"is busy outside its GPUs (cause {works})" if works else ""
 

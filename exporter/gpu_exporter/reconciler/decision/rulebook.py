@@ -160,9 +160,7 @@ def _fit_live(patterns: Sequence[str], values: Sequence[str] | None, what: str) 
 
 
 def _fit_all(patterns: Sequence[str], values: frozenset[str], what: str) -> bool | str:
-    """Returns whether the only value in the series fits a pattern. Returns the reason if there is no value, or
-    several.
-    """
+    """Returns whether the only value in the series fits a pattern. Returns the reason for none or several."""
     if len(values) != 1 or not min(values):
         return (
             NO_LABEL.format(what=what) if len(values) < 2 else f"its series have more than one {what}: {sorted(values)}"

@@ -214,9 +214,7 @@ def _other(found: Sequence[Decision], decision: Decision) -> Decision | None:
 
 
 def _unknown(member: Member, decision: Decision | None) -> str:
-    """Returns the reason why the evidence does not show that a member is idle; "" for a member that is shown to be
-    idle.
-    """
+    """Returns why the evidence does not show that a member is idle; "" for a member that is shown to be idle."""
     if decision is None:
         return "it has no series"
     if decision.stage not in IDLE:

@@ -49,7 +49,6 @@ def with_stalls(evidence: Evidence, decisions: Sequence[Decision], around: Aroun
 
 
 def has_stall(holder: HolderEvidence) -> bool:
-    """Returns whether a GPU of the holder is stalled."""
     return any((unit.stalled_run_s or 0.0) > 0.0 for unit in holder.units)
 
 

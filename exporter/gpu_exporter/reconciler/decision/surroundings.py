@@ -39,9 +39,7 @@ class Member(NamedTuple):
 
 
 class Exemption(NamedTuple):
-    """A wish to keep idle GPUs. `source`: the place of the wish, one of EXEMPT_BY. `why`: its owner and its end, in
-    words.
-    """
+    """A wish to keep idle GPUs. `source`: one of EXEMPT_BY. `why`: its owner and its end, in words."""
 
     source: str
     why: str

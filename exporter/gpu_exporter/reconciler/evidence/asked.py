@@ -1,6 +1,4 @@
-"""Parses the holder that a user names, in the forms that programs print: its full name, the name of a pod alone, or its
-GPU.
-"""
+"""Parses the holder that a user names, in the forms that programs print: full name, name of a pod alone, or GPU."""
 
 from __future__ import annotations
 

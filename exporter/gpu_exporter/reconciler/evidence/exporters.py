@@ -94,7 +94,6 @@ class ExporterSource:
         self._host: dict[Key, tuple[float, float]] = {}  # when a value was last published (wall), and the value
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        """Reads every holder of every exporter, whether the holder is in `marked` or not."""
         wall = self._clock.wall()
         pages: list[_Page] = []
         errors: list[AnswerError] = []
@@ -128,9 +127,7 @@ class ExporterSource:
         return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden), unseen=unseen)
 
     def _unseen(self, pages: Sequence[_Page], wall: float) -> tuple[Unseen, ...]:
-        """Remembers the holders of these pages. Returns the holders of exporters that are silent now, but answered
-        lately.
-        """
+        """Remembers the holders of these pages. Returns those of exporters that are silent now, but answered lately."""
         for page in pages:
             self._shown[page.node] = (
                 wall,
@@ -280,9 +277,7 @@ class ExporterSource:
         return cpu > self._limits.cpu_ratio or io > self._limits.io_bytes_per_s
 
     def _age(self, times: dict[Key, float], key: Key, now: bool, wall: float) -> float | None:
-        """Seconds since `key` was last true, None if never. `now`: it is true at `wall`, which is then noted in
-        `times`.
-        """
+        """Seconds since `key` was last true, None if never. `now`: it is true at `wall`, which `times` notes."""
         if now and self._limits is not None:
             times[key] = wall
         return wall - times[key] if key in times else None

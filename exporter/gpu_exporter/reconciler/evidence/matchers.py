@@ -32,12 +32,12 @@ def restrict(names: Iterable[HolderName], most: int = MATCHER_MAX) -> Iterator[s
             yield f'{label}=~"{batch}"'
 
 
-def match_any(label: str, values: Iterable[str], most: int = MATCHER_MAX) -> Iterator[str]:
-    """Returns matchers for series whose label has any of these values, in batches of at most `most` characters."""
-    return (f'{label}=~"{batch}"' for batch in alternatives(values, most))
+def match_any(label: str, values: Iterable[str]) -> Iterator[str]:
+    """Returns matchers for series whose label has any of these values, in batches."""
+    return (f'{label}=~"{batch}"' for batch in alternatives(values, MATCHER_MAX))
 
 
-def alternatives(values: Iterable[str], most: int = MATCHER_MAX) -> Iterator[str]:
+def alternatives(values: Iterable[str], most: int) -> Iterator[str]:
     """Returns regular expressions that match exactly these values, in batches of at most `most` characters."""
     batch: list[str] = []
     length = 0

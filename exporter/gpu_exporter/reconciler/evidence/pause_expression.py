@@ -31,9 +31,7 @@ class Pauses:
     """Remembers the last pause, so that later queries cover only the time since then."""
 
     def __init__(self, expression: str, longest_s: float) -> None:
-        """`expression`: PromQL, "" for none. `longest_s`: a pause that ended longer ago does not change any decision
-        (seconds).
-        """
+        """`expression`: PromQL, "" for none. `longest_s`: seconds after which an ended pause changes no decision."""
         self._expression = expression
         self._longest_s = longest_s
         self._asked: float | None = None

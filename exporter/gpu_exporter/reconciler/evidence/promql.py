@@ -204,19 +204,16 @@ class PromQLSource:
         return self._absence[1]
 
     def read_gaps(self) -> Sequence[str]:
-        """See ExplainingSource.read_gaps."""
         self._until = time.monotonic() + EVIDENCE_S
         gaps = absence.explain_gaps(self.query, self._matcher, self._clock.wall(), self._candidate_after_s)
         return [str(gap) for gap in gaps]
 
     def read_last_seen(self, name: HolderName) -> float | None:
-        """See ExplainingSource.read_last_seen."""
         self._until = time.monotonic() + EVIDENCE_S
         found = (absence.last_seen(self.query, self.select("gpu_allocation_info", one)) for one in _matchers_of(name))
         return next((wall for wall in found if wall is not None), None)
 
     def read_holders(self, names: Collection[HolderName]) -> Evidence:
-        """See EvidenceSource.read_holders."""
         wall = self._clock.wall()
         self._until = time.monotonic() + EVIDENCE_S
         pause = self._pauses.read(self.query, wall) if self._pauses is not None else Pause()
@@ -481,7 +478,6 @@ class PromQLSource:
         return names
 
     def select(self, metric: str, *wanted: str) -> str:
-        """See Asked.select."""
         return f"{metric}{{{','.join(part for part in (self._matcher, *wanted) if part)}}}"
 
     def _compare_clocks(self) -> None:

@@ -49,9 +49,7 @@ MORE_CAREFUL: Mapping[str, Callable[[float, float], float]] = {
 
 
 class HolderName(NamedTuple):
-    """A pod with all of its containers, or a Slurm job. The `name` of a job is Slurm's own id, which is unique for each
-    task.
-    """
+    """A pod with all of its containers, or a Slurm job. A job's `name` is Slurm's own id, unique for each task."""
 
     scheduler: str
     namespace: str

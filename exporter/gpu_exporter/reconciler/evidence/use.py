@@ -1,6 +1,4 @@
-"""Reads the use of a holder's GPUs and its causes, from the status of an exporter (docs/status.schema.json) or from
-series.
-"""
+"""Reads the use of a holder's GPUs and causes, from an exporter's status (docs/status.schema.json) or from series."""
 
 from __future__ import annotations
 

@@ -48,11 +48,9 @@ class PodActor:
         self._events = EventWriter(api, instance)
 
     def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
-        """See Actor.read."""
         return self._reader.read(reference, namespace, verbs, idle_s, wall)
 
     def rehearse(self, target: Target) -> None:
-        """See Actor.rehearse."""
         lever: Lever = target.live
         would = self._patch(lever, f"{target.verb} soon", dry_run="All")
         if not _is_set(would, lever.path, lever.value):
@@ -60,7 +58,6 @@ class PodActor:
             raise Refused("refused", f"the API server drops {field} of {lever.kind}: this kind has no such field")
 
     def open_entry(self, target: Target, ident: str, wall: float) -> Entry:
-        """See Actor.open_entry."""
         lever: Lever = target.live
         note = f"{target.verb} {timestamp(wall)} {ident}"
         where = target.reference, lever.reference
@@ -71,14 +68,12 @@ class PodActor:
         self._patch(target.live, entry.note)
 
     def look(self, entry: Entry) -> str:
-        """See Actor.look."""
         found = self._read(entry.lever, entry.namespace)
         if found is None or found["metadata"]["uid"] != entry.lever.uid:
             return GONE
         return DONE if _is_set(found, *_setting(entry)) else NOT_DONE
 
     def read_left(self, entry: Entry) -> str:
-        """See Actor.read_left."""
         for ended in entry.ends:
             try:
                 metadata = self._api.read_metadata(entry.namespace, ended.name)
@@ -91,7 +86,6 @@ class PodActor:
         return ""
 
     def tell(self, entry: Entry, text: str) -> None:
-        """See Actor.tell."""
         target = entry.target
         regarding = {
             "apiVersion": f"{target.group}/{target.version}",
@@ -101,7 +95,7 @@ class PodActor:
             "uid": target.uid,
         }
         note = f"{text}. To resume it: {entry.undo}. No further action follows while it has the annotation {ACTED}"
-        self._events.record_once(regarding, entry.wall, EVENTS[entry.verb], note, "TakeBack", entry.ident)
+        self._events.record_once(regarding, entry.wall, EVENTS[entry.verb], note, entry.ident)
         if entry.lever != target:  # Kueue may create the Workload again
             self._note(entry)
 
@@ -133,9 +127,7 @@ class PodActor:
         raise AssertionError("unreachable")
 
     def _read_again(self, lever: Lever, conflict: MarkError) -> Json:
-        """Returns the present lever, in the form of TargetReader. Raises MarkError, `conflict` if it is gone or
-        unreadable.
-        """
+        """Returns the present lever, as TargetReader does. Raises MarkError, `conflict` if it is gone or unreadable."""
         group, version, namespace, _, name = lever.place
         link = Link(f"{group}/{version}", lever.kind, name, lever.reference.uid)
         found = self._owners.look(namespace, self._clock.monotonic() + AGAIN_S).read(link)

@@ -34,12 +34,10 @@ class EventWriter:
         except MarkError as exc:
             log.warning("cannot write an Event for %s/%s: %s", regarding["namespace"], regarding["name"], exc)
 
-    def record_once(
-        self, regarding: Mapping[str, str], wall: float, reason: str, note: str, action: str, ident: str
-    ) -> None:
+    def record_once(self, regarding: Mapping[str, str], wall: float, reason: str, note: str, ident: str) -> None:
         """Like `record`, but writes only one Event for each `ident`: later calls write nothing. Raises MarkError."""
         try:
-            self._create(regarding, wall, reason, note, action, ident)
+            self._create(regarding, wall, reason, note, "TakeBack", ident)
         except MarkError as exc:
             if exc.result != "conflict":  # the Event exists already
                 raise

@@ -94,7 +94,6 @@ class PodMarker:
 
     @property
     def odd(self) -> Mapping[tuple[str, str], int]:
-        """See Marker.odd."""
         return self.api.odd
 
     def survey(
@@ -256,9 +255,7 @@ class PodMarker:
         )
 
     def _patch_condition(self, name: HolderName, uid: str, change: Mapping[str, Any]) -> None:
-        """Changes the reconciler's condition on the pod with this UID. A failure is only logged, because the label is
-        the mark.
-        """
+        """Changes the reconciler's condition on the pod with this UID. Only logs a failure: the label is the mark."""
         try:
             self.api.send(
                 self.api.core.patch_namespaced_pod_status,

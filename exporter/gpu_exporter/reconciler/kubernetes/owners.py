@@ -88,9 +88,7 @@ class Owner(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """A controller that could not be read. `reason`: one of UNREAD. `why`: the reason in a sentence, with the
-    remedy.
-    """
+    """A controller that could not be read. `reason`: one of UNREAD. `why`: the same in a sentence, with the remedy."""
 
     link: Link
     reason: str
@@ -360,9 +358,7 @@ class OwnerLook:
         return Unread(link, KIND, f"{link.title}: the API server serves no such namespaced kind")
 
     def _discover(self, version: str) -> Mapping[str, str] | None:
-        """Returns the resources of a group and version, requested once; None above the limit of requests. Raises
-        MarkError.
-        """
+        """Returns the resources of a group and version, requested once; None above the limit. Raises MarkError."""
         if version not in self._tables:
             if self._discoveries_left <= 0:
                 return None

@@ -109,7 +109,6 @@ class TargetReader:
         self._resources = resources
 
     def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
-        """See Actor.read."""
         until = self._clock.monotonic() + WITHIN_S
         look = self._owners.look(namespace, until)
         link = Link(f"{reference.group}/{reference.version}", reference.kind, reference.name, reference.uid)
@@ -376,9 +375,7 @@ def _counts(value: Any) -> Any:
 
 
 def _below_pods(members: Sequence[PodView], dependents: Sequence[tuple[PodView, frozenset[str]]]) -> list[str]:
-    """Returns the pods that the garbage collector deletes after the members, because one of their owners is a pod that
-    ends.
-    """
+    """Returns the pods that the garbage collector deletes after the members, as an owner is a pod that ends."""
     ending = {str(pod.metadata["uid"]) for pod in members}
     own, found = frozenset(ending), list[str]()
     left = [(pod, above) for pod, above in dependents if str(pod.metadata["uid"]) not in own]
@@ -417,9 +414,7 @@ def _above(found: Json, title: str) -> str:
 
 
 def _obstacle(live: Json, title: str) -> Skipped | None:
-    """Returns the reason why an object cannot be suspended or stopped: it is being deleted, ended or suspended
-    already.
-    """
+    """Returns why an object cannot be suspended or stopped: it is being deleted, ended or suspended already."""
     metadata, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
     if metadata.get("deletionTimestamp"):
         return Skipped("terminating", f"{title} is being deleted")

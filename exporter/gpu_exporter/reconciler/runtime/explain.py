@@ -166,9 +166,7 @@ def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivi
 
 
 def _read_use(source: ExplainingSource, decision: Decision, policy: Policy) -> UseOfUnits:
-    """Returns the holder's use of its units. Omits units whose last sample is old, because their node may be silent
-    now.
-    """
+    """Returns the holder's use of its units. Omits units whose last sample is old, as their node may be silent now."""
     try:
         found = source.read_use(decision.name, decision.units)
     except AnswerError as exc:

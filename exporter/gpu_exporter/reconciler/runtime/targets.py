@@ -98,9 +98,7 @@ def explain_monitors(targets: Targets) -> Absence | None:
 
 
 def find_makers(policy: Policy, targets: Targets) -> dict[str, Callable[[], Marker]]:
-    """Returns, by scheduler, the function that makes its marker. Raises ValueError if a requested marker is not
-    available.
-    """
+    """Returns, by scheduler, the function that makes its marker. Raises ValueError if a wanted marker is missing."""
     known = gpu_resources(targets.resources)
     makers: dict[str, Callable[[], Marker]] = {}
     if targets.kubernetes is not False:

@@ -44,7 +44,6 @@ class JobActor:
         self._run = run
 
     def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
-        """See Actor.read."""
         jobs = self._marker.recent_jobs()
         components = _components(jobs, reference.name)
         if not components:
@@ -67,14 +66,12 @@ class JobActor:
         """See Actor.rehearse. There is nothing to check, because Slurm obeys the command or reports an error."""
 
     def open_entry(self, target: Target, ident: str, wall: float) -> Entry:
-        """See Actor.open_entry."""
         components: Sequence[LiveJob] = target.live
         lever = target.reference._replace(uid=components[0].incarnation)
         note = f"{target.verb}@{timestamp(wall)}.{ident}"
         return Entry(ident, wall, self.scheduler, "", target.verb, target.reference, lever, note, undo=target.undo)
 
     def act(self, target: Target, entry: Entry) -> None:
-        """See Actor.act."""
         before: Sequence[LiveJob] = target.live
         now = self._read_again(before)
         holding = [job for job in now if _holds_gpus(job)]
@@ -138,9 +135,7 @@ class JobActor:
         return Part(name, job.incarnation, units, waits=waits, wish=wish, grace_s=self._marker.kill_wait_s)
 
     def _read_again(self, before: Sequence[LiveJob]) -> list[LiveJob]:
-        """Reads the components again. Raises Refused if more than a mark has changed, e.g. if a component was
-        restarted.
-        """
+        """Reads the components again. Raises Refused if more than a mark has changed, e.g. if one was restarted."""
         now = [self._marker.read(job.job_id) for job in before]
         if [_fixed(job) for job in now] != [_fixed(job) for job in before]:
             raise Refused(

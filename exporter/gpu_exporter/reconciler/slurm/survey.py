@@ -1,6 +1,4 @@
-"""Reads the surroundings of a job: other components of a heterogeneous job, its class, and the wish in its Comment.
-Pure.
-"""
+"""Reads the surroundings of a job: components of a heterogeneous job, class, and the wish in its Comment. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +35,6 @@ REQUEUES_MAX = 1  # restarts of one job by any cause: a job that stages data for
 
 
 def describe(job: LiveJob, jobs: Collection[LiveJob], policy: Policy) -> Surroundings:
-    """Returns the surroundings of a job among all `jobs`."""
     kind, kind_why = _kind(job)
     siblings = [each for each in jobs if job.leader and each.leader == job.leader and not each.has_ended]
     components = siblings or [job]
@@ -66,9 +63,7 @@ def describe(job: LiveJob, jobs: Collection[LiveJob], policy: Policy) -> Surroun
 
 
 def may_requeue(components: Sequence[LiveJob]) -> bool:
-    """Returns whether the owner and Slurm allow that Slurm starts the job again. `components`: of the job, the leader
-    first.
-    """
+    """Returns whether the owner and Slurm allow a requeue. `components`: of the job, the leader first."""
     (job, *others) = components
     return bool(not others and job.is_batch and job.may_requeue and REQUEUE_OK.search(job.comment))
 

@@ -32,9 +32,7 @@ class CurveSource(Protocol):
     """A source of past utilization."""
 
     def mean(self, life: HolderLife, seconds: float) -> str:
-        """Returns PromQL for the mean utilization of the holder's units, over windows of `seconds`. "" if the source
-        has none.
-        """
+        """Returns PromQL for the units' mean utilization over windows of `seconds`. "" if the source has none."""
         ...
 
 

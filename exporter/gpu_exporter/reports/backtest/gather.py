@@ -6,6 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from gpu_exporter.common.config.defaults import Policy
@@ -19,14 +20,15 @@ from gpu_exporter.reports.backtest.own import OwnTracks, bridge
 from gpu_exporter.reports.backtest.tracks import build_tenures, doubt_contradicted
 from gpu_exporter.reports.history.asking import History, WindowSpan
 from gpu_exporter.reports.usage.cells import HolderId
-from gpu_exporter.reports.usage.gather import ReportWatch, parts
+from gpu_exporter.reports.usage.gather import CHUNK_S, ReportWatch, parts
 from gpu_exporter.reports.usage.site import EXPORTERS, SiteExporters, cluster_part
 from gpu_exporter.reports.usage.sources.gauges import COVERED_S
 from gpu_exporter.reports.usage.sources.kube import KubeOwner, KubeReader, PodFacts, PodName
 
 # Labels of pods that are used interactively, as the reconciler knows them, if kube-state-metrics publishes them.
 INTERACTIVE_LABELS = (("label_notebook_name", ".+"), ("label_component", "singleuser-server"))
-
+SERIES_MAX = 6_000  # of a day that is read in one part
+FACTS_S = 3 * CHUNK_S  # of the data of kube-state-metrics in one part: its many series have few values
 
 NO_FACTS = PodFacts()
 
@@ -110,7 +112,7 @@ def read_gangs(
 ) -> GangHistory:
     """Reads the gangs of a period. If gpu-exporter's series cover it, no other exporter is read. Raises AnswerError."""
     series = max(site.series, site.own)
-    days = list(parts(span, series, site.new))
+    days = list(parts(span, series, site.new, SERIES_MAX))
     watch.begin(days, series, site.new)
     kube = KubeReader(history, cluster_part(matcher), team_label)
     facts = KubeFacts()
@@ -118,13 +120,23 @@ def read_gangs(
         kube.look(span)
     own = OwnTracks(history, matcher, policy) if site.prefers_own else None
     others = {} if own else {name: GaugeTracks(history, EXPORTERS[name](), matcher) for name in site.exporters}
-    for day in days:
-        for source in (own,) if own is not None else others.values():
-            source.read(day)
-        if site.has_kube:
-            facts.read(kube, day)
-        history.end_chunk()
-        watch.end_chunk()
+
+    def read_samples() -> None:
+        for day in days:
+            for source in (own,) if own is not None else others.values():
+                source.read(day)
+            history.end_chunk()
+            watch.end_chunk()
+
+    def read_facts() -> None:
+        at = span.start
+        while site.has_kube and at < span.end:
+            facts.read(kube, span._replace(start=at, end=min(span.end, at + FACTS_S)))
+            at += FACTS_S
+
+    # The server works for one of them while the other parses.
+    for _ in history.ask_ahead(lambda read: read(), (read_samples, read_facts)):
+        pass
     missing: list[str] = []
     if own is not None:
         for track in own.tracks.values():
@@ -201,7 +213,7 @@ def _lives(holder: HolderId, tenures: Iterable[Tenure]) -> Iterator[HolderLife]:
     """Yields one life for each holder that had this name. A life ends where the holder had no unit."""
     name = HolderName(holder.scheduler, holder.namespace, holder.name)
     owner = "/".join(filter(None, (holder.user, holder.account)))
-    known = {"user": frozenset([holder.user]), "account": frozenset([holder.account])}
+    known = _facts_of(holder.user, holder.account)
     life: HolderLife | None = None
     for tenure in sorted(tenures, key=lambda each: (each.start, each.end, each.uuid, each.mig)):
         if life is not None and tenure.start < life.end:
@@ -212,6 +224,12 @@ def _lives(holder: HolderId, tenures: Iterable[Tenure]) -> Iterator[HolderLife]:
         life = HolderLife(holder.cluster, name, [tenure], owner, facts=known)
     if life is not None:
         yield life
+
+
+@cache
+def _facts_of(user: str, account: str) -> dict[str, frozenset[str]]:
+    """Returns HolderLife.facts. All holders of an account share them: a month has hundreds of thousands of holders."""
+    return {"user": frozenset([user]), "account": frozenset([account])}
 
 
 def _pod(holder: HolderId) -> PodName:

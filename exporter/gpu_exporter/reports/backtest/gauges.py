@@ -1,8 +1,7 @@
 """Finds idle times in the history of exporters that publish gauges.
 
-Uses the report's first query: the smallest and largest sample of each hour. For units with a zero, it then reads
-shorter blocks; the answer contains only blocks without work. Hours with missing samples are counted in parts of ten
-minutes.
+Uses the report's first query: the smallest and largest sample of each hour. For units with a zero, it then reads the
+largest sample of shorter blocks. Hours with missing samples are counted in parts of ten minutes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gpu_exporter.reports.usage.sources.boards import add_up_boards, board_of
 from gpu_exporter.reports.usage.sources.gauges import COVERED_S, RESERVATIONS, GaugeReader, Gauges, is_broken
 from gpu_exporter.reports.usage.sources.intervals import target_of
 from gpu_exporter.reports.usage.sources.witnesses import by_gpu, find_contradicted
-from gpu_exporter.reports.usage.sources.zeros import FirstPass, Kind, Table, Values, classify
+from gpu_exporter.reports.usage.sources.zeros import FirstPass, Kind, Table, Values, Windows, classify
 
 BLOCKS_S = (120.0, 300.0, 600.0)  # of two samples or more
 
@@ -65,15 +64,15 @@ class GaugeTracks:
             block = next((each for each in BLOCKS_S if each >= least), BLOCKS_S[-1])
             block_of[placed[labels].unit.uuid] = max(block, block_of.get(placed[labels].unit.uuid, 0.0))
         kinds = {labels: classify(base, FLOORS[-1], labels) for labels in base.counts}
-        zero, partial = set(), set()
+        undecided, partial = set(), set()
         for labels, counts in base.counts.items():
             uuid, of = placed[labels].unit.uuid, intervals[labels]
-            if any(kind not in (Kind.NEVER, None) for kind in kinds[labels].values()):
-                zero.add((block_of[uuid], labels in base.engine, uuid))
+            if any(kind is not Kind.NEVER for kind in kinds[labels].values()):
+                undecided.add((block_of[uuid], uuid))
             if any(WINDOW_S - count * of[start] > MISSED * of[start] for start, count in counts.items()):
                 partial.add(uuid)
-        blocks = self._read_blocks(base, zero, span)
-        windows, busy = self._read_windows(base, partial, span)
+        blocks, busy = self._read_blocks(base, undecided, span)
+        windows = self._read_windows(base, partial, span)
         boards = add_up_boards(base.counts, placed, base.intervals)
         contradicted = {board for board, _, _ in find_contradicted(base, placed, boards, span.window)}
         videos, more = by_gpu(base.video, placed), self._reader.read_doubts(base, placed, kinds, span)
@@ -82,96 +81,91 @@ class GaugeTracks:
             unit, holder, _ = placed[labels]
             unit, holder = self._units.setdefault(unit, unit), self._holders.setdefault(holder, holder)
             keys[holder, (unit.cluster, unit.uuid, unit.gi)].append(labels)
+        broken = {labels for labels in base.counts if is_broken(base, labels)}
+        proofs = {labels: self._reader.proofs(base, labels) for labels in base.counts}
         for key, series in keys.items():
             track = self.tracks.get(key)
             if track is None:
                 track = self.tracks[key] = UnitTrack(self._units[placed[series[0]].unit])
+            doubts = more.of(board_of(placed[series[0]]))  # of the unit, which all of these series have
             for start, labels in best_series(series, base.counts):
                 interval = intervals[labels][start]
                 track.interval_s = max(interval, track.interval_s)
                 hour = (start, base.counts[labels][start], interval)
-                see_hour(track, hour, windows.get(labels, {}), busy.get(labels, {}))
-                is_known = kinds[labels][start] is not None
-                board = board_of(placed[labels])
-                is_denied = is_broken(base, labels) or board in contradicted or start in more.of(board)
-                if interval > COVERED_S or is_denied or not (is_known and start in self._reader.proofs(base, labels)):
+                kind = kinds[labels][start]
+                see_hour(track, hour, windows.get(labels, {}), None if kind is Kind.NEVER else busy.get(labels, ()))
+                is_denied = labels in broken or board_of(placed[labels]) in contradicted or start in doubts
+                if interval > COVERED_S or is_denied or kind is None or start not in proofs[labels]:
                     extend(track.doubts, start, start + WINDOW_S)
             uuid = placed[series[0]].unit.uuid
-            video, block = videos.get(key[1][:2], ()), block_of[uuid]
+            video = videos.get(key[1][:2], ())
             is_reservation = key[0] is not None and RESERVATIONS.fullmatch(key[0].namespace)
             zeros = {} if is_reservation else _common(blocks, series, base.counts)
             if video:  # neither gauge shows encoders and decoders
                 zeros = {at: value for at, value in zeros.items() if at // WINDOW_S * WINDOW_S not in video}
-            at_floors: list[list[Span]] = []
-            for number, floor in enumerate(FLOORS):
-                if number and not any(value > FLOORS[number - 1] for value in zeros.values()):
-                    at_floors.append(at_floors[-1])
-                    continue
-                at_floors.append([])
-                for at in sorted(zeros):
-                    if zeros[at] <= floor:
-                        extend(at_floors[-1], at, at + block)
-            track.add_idle(at_floors)
+            track.add_idle(_at_floors(zeros, block_of[uuid]))
 
     def _read_blocks(
-        self, base: FirstPass, units: Collection[tuple[float, bool, str]], span: WindowSpan
-    ) -> dict[Labels, Values]:
-        """Reads the blocks at zero. Returns by series and start of the block its largest engine activity, 0 without
-        this metric.
+        self, base: FirstPass, units: Collection[tuple[float, str]], span: WindowSpan
+    ) -> tuple[dict[Labels, Values], Windows]:
+        """Reads utilization and engine activity in blocks. Returns two results by series: the blocks in which both are
+        zero, by start and with their largest engine activity (0 without this metric), and the ten-minute windows with
+        work.
 
-        `units`: for each unit the length of its blocks (seconds), whether its series have engine activity, and its
-        UUID.
+        `units`: the length of its blocks (seconds) and the UUID of each unit.
         """
 
-        def ask(item: tuple[float, bool, str]) -> tuple[bool, dict[Labels, Values]]:
-            block, has_engine, matcher = item
-            query = self._zero(base, matcher, block, has_engine=has_engine)
-            return has_engine, self._history.ask_table("blocks", query, span._replace(window=block))
+        def ask(item: tuple[float, str]) -> list[tuple[Labels, Values, set[float]]]:
+            (block, matcher), table = item, self._history.ask_table
+            metrics = [base.metric, self._gauges.engine] if base.engine and not base.is_engine else [base.metric]
+            # A server needs twice the time if it compares the values itself.
+            queries = [over("max", self._reader.select(each, matcher), block) for each in metrics]
+            work, *more = [table("blocks", query, span._replace(window=block)) for query in queries]
+            engine = more[0] if more else {}
+            return [(labels, *self._find_zeros(base, labels, work, engine)) for labels in {**work, **engine}]
 
-        kinds = sorted({unit[:2] for unit in units})
-        of_kind = {kind: {uuid for *of, uuid in units if tuple(of) == kind} for kind in kinds}
-        asked = [(*kind, each) for kind in kinds for each in self._reader.matchers(of_kind[kind])]
+        asked = [
+            (block, matcher)
+            for block in sorted({block for block, _ in units})
+            for matcher in self._reader.matchers({uuid for each, uuid in units if each == block})
+        ]
+        zeros: dict[Labels, Values] = {}
+        busy: dict[Labels, set[float]] = {}
+        for answer in self._history.ask_ahead(ask, asked):
+            for labels, zero, windows in answer:
+                zeros[labels], busy[labels] = zero, windows
+        return zeros, busy
+
+    @staticmethod
+    def _find_zeros(
+        base: FirstPass, labels: Labels, work: Mapping[Labels, Values], engine: Mapping[Labels, Values]
+    ) -> tuple[Values, set[float]]:
+        own, beside = work.get(labels, {}), engine.get(labels, {})
+        limit = FLOORS[-1] if base.is_engine else 0.0
+        busy = {at // PART_S * PART_S for at, value in own.items() if value > limit}
+        busy |= {at // PART_S * PART_S for at, value in beside.items() if value > FLOORS[-1]}
+        if labels not in base.engine or base.is_engine:
+            return {at: value for at, value in own.items() if value <= limit}, busy
+        return {at: value for at, value in beside.items() if value <= FLOORS[-1] and own.get(at) == 0.0}, busy
+
+    def _read_windows(self, base: FirstPass, units: Collection[str], span: WindowSpan) -> dict[Labels, Values]:
+        """Reads the number of samples in each ten-minute window."""
+
+        def ask(matcher: str) -> dict[Labels, Values]:
+            query = over("count", self._reader.select(base.metric, matcher), PART_S)
+            return self._history.ask_table("windows", query, span._replace(window=PART_S))
+
         found: dict[Labels, Values] = {}
-        for has_engine, answer in self._history.ask_ahead(ask, asked):
-            found |= {labels: values for labels, values in answer.items() if (labels in base.engine) == has_engine}
+        for answer in self._history.ask_ahead(ask, self._reader.matchers(units)):
+            found |= answer
         return found
 
-    def _zero(self, base: FirstPass, matcher: str, block: float, *, has_engine: bool) -> str:
-        """Returns PromQL for the blocks of these units in which utilization and engine activity are zero."""
-        work = over("max", self._reader.select(base.metric, matcher), block)
-        if base.is_engine:
-            return f"{work} <= {FLOORS[-1]}"
-        if not has_engine:
-            return f"{work} == 0"
-        engine = over("max", self._reader.select(self._gauges.engine, matcher), block)
-        return f"{engine} <= {FLOORS[-1]} and {work} == 0"
 
-    def _read_windows(
-        self, base: FirstPass, units: Collection[str], span: WindowSpan
-    ) -> tuple[dict[Labels, Values], dict[Labels, Values]]:
-        """Reads the number of samples in each ten-minute window, and the windows with work."""
-
-        def ask(item: tuple[str, str]) -> tuple[str, dict[Labels, Values]]:
-            name, matcher = item
-            series = self._reader.select(base.metric, matcher)
-            query = over("count", series, PART_S)
-            if name == "busy":
-                query = f"{over('max', series, PART_S)} > {FLOORS[-1] if base.is_engine else 0}"
-                if base.engine:
-                    engine = over("max", self._reader.select(self._gauges.engine, matcher), PART_S)
-                    query += f" or {engine} > {FLOORS[-1]}"
-            return name, self._history.ask_table(name, query, span._replace(window=PART_S))
-
-        found: dict[str, dict[Labels, Values]] = {"windows": {}, "busy": {}}
-        asked = [(name, matcher) for matcher in self._reader.matchers(units) for name in found]
-        for name, answer in self._history.ask_ahead(ask, asked):
-            found[name] |= answer
-        return found["windows"], found["busy"]
-
-
-def see_hour(track: UnitTrack, hour: tuple[float, float, float], windows: Values, busy: Values) -> None:
+def see_hour(
+    track: UnitTrack, hour: tuple[float, float, float], windows: Values, busy: Collection[float] | None
+) -> None:
     """Adds one hour. `hour`: its start, number of samples, and seconds between two samples. If samples are missing,
-    `windows` has their number in each ten-minute window. `busy`: the windows with work.
+    `windows` has their number in each ten-minute window. `busy`: the windows with work, None for all of them.
     """
     start, count, interval = hour
     if WINDOW_S - count * interval <= MISSED * interval:
@@ -182,7 +176,7 @@ def see_hour(track: UnitTrack, hour: tuple[float, float, float], windows: Values
         if PART_S - seconds <= MISSED * interval:
             extend(track.seen, at, at + PART_S)
         elif seconds:
-            track.parts[at] = SeenPart(seconds, at in busy)
+            track.parts[at] = SeenPart(seconds, busy is None or at in busy)
 
 
 def best_series(series: Collection[Labels], counts: Table) -> list[tuple[float, Labels]]:
@@ -195,6 +189,25 @@ def best_series(series: Collection[Labels], counts: Table) -> list[tuple[float, 
             if start not in best or count > counts[best[start]][start]:
                 best[start] = labels
     return sorted(best.items())
+
+
+def _at_floors(zeros: Values, block: float) -> list[list[Span]]:
+    """Returns the idle time for each of FLOORS. `zeros`: the largest engine activity of blocks of `block` seconds."""
+    most, found = max(zeros.values(), default=0.0), list[list[Span]]()
+    for number, floor in enumerate(FLOORS):
+        if number and most <= FLOORS[number - 1]:
+            found.append(found[-1])
+            continue
+        spans = list[Span]()
+        begin = end = -1.0
+        for at in sorted(zeros if most <= floor else [at for at, value in zeros.items() if value <= floor]):
+            if at > end:
+                if end > 0.0:
+                    spans.append((begin, end))
+                begin = at
+            end = at + block
+        found.append([*spans, (begin, end)] if end > 0.0 else [])
+    return found
 
 
 def _common(blocks: Mapping[Labels, Values], series: Collection[Labels], counts: Table) -> Values:

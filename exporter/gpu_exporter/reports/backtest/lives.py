@@ -85,9 +85,7 @@ class Tenure:
         return overlap_s(self.gaps, start, end) + overlap_s(self.thin, start, end)
 
     def first_work(self, after: float, floor: int) -> float | None:
-        """Returns when the unit first worked after `after`, None if never. An idle time shorter than SHORT_S counts as
-        work.
-        """
+        """Returns when the unit first worked after `after`, None if never. Idle time below SHORT_S counts as work."""
         quiet = sorted((*((run.start, run.end) for run in self.runs[floor]), *self.gaps))
         at = max(after, self.start)
         for start, end in quiet:
@@ -129,9 +127,7 @@ class Tenure:
         return records[bisect_right(records, wall, key=itemgetter(0)) - 1][1]
 
     def record_gaps(self, floor: int) -> Sequence[tuple[float, float]]:
-        """Lists how the longest idle run grew: pairs of a time (Unix seconds), and the longest run from then on
-        (seconds).
-        """
+        """Lists how the longest idle run grew: a time (Unix seconds), and the longest run from then on (seconds)."""
         found = self.records.get(floor)
         if found is None:
             found = self.records[floor] = [(-math.inf, self.longest_gap_s)]
@@ -167,16 +163,12 @@ class HolderLife:
         return max(each.end for each in self.tenures)
 
     def gpus_at(self, wall: float) -> float:
-        """Returns the number of whole GPUs that the holder has at this time. A MIG instance or a shared GPU counts by
-        its share.
-        """
+        """Returns the number of whole GPUs that the holder has at this time. A part of a GPU counts by its share."""
         held = {(each.uuid, each.mig): each.share for each in self.tenures if each.start <= wall < each.end}
         return sum(held.values())
 
     def evidence(self, wall: float, floor: int, window_s: float, mark: str, *, is_trusted: bool) -> HolderEvidence:
-        """Returns the evidence about this holder at `wall` (Unix seconds), when it has units. `mark`: the stage of its
-        mark.
-        """
+        """Returns the evidence about this holder at `wall` (Unix seconds). `mark`: the stage of its mark."""
         units = tuple(
             each.evidence(wall, floor, window_s, is_trusted=is_trusted)
             for each in self.tenures

@@ -100,7 +100,6 @@ def compare(sums: Sums, one: Tally, other: Tally) -> Overlap:
 
 
 def judge_policy(sums: Sums, gangs: Sequence[PastGang], name: str, book: Rulebook, floor: float) -> PolicyResult:
-    """Replays one policy. Returns its result."""
     unproven = {}
     has_doubts = any(each.doubts for gang in gangs for life in gang.lives for each in life.tenures)
     if has_doubts:

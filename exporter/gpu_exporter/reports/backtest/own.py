@@ -73,7 +73,6 @@ class OwnTracks:
         life.facts = {fact: frozenset([facts.get(fact, "")]) for fact in FACTS}
 
     def mean(self, life: HolderLife, seconds: float) -> str:
-        """See CurveSource.mean."""
         scheduler, namespace, name = life.name
         place = {"job_id": name} if scheduler == "slurm" else {"namespace": namespace, "pod": name}
         names = {"cluster": life.cluster, "scheduler": scheduler, **place}

@@ -34,7 +34,6 @@ COLUMNS = ("DECISIONS", "GPUS", "IDLE GPU-H", "NEVER BACK", "MONEY", "REGRET", "
 
 
 def render_text(test: Backtest) -> str:
-    """Renders the result for a terminal."""
     period = f"{utc(test.start):%Y-%m-%d %H:%M} to {utc(test.end):%Y-%m-%d %H:%M} UTC"
     lines = [f"Backtest, {period}: {test.holders:,} pods and jobs", ""]
     for policy in test.policies:
@@ -227,7 +226,6 @@ def _policy_json(policy: PolicyResult) -> Mapping[str, object]:
 
 
 def values(figures: Figures) -> dict[str, object]:
-    """Returns the figures by name."""
     return {
         "decisions": figures.decisions,
         "gpus": figures.gpus,

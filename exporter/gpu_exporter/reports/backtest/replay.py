@@ -217,9 +217,7 @@ def _is_replaced(gang: PastGang, life: HolderLife) -> bool:
 
 
 def _spared(decisions: Sequence[Decision]) -> str:
-    """Returns in one word why a gang that was idle for long enough is not underused. "" if it was not idle for long
-    enough.
-    """
+    """Returns in one word why a gang that was idle for long enough is not underused. "" if it was not."""
     for each in decisions:
         if each.stage in LABELLED and each.kept:
             return each.kept

@@ -50,9 +50,7 @@ def run_backtest(
 
 
 def read_backtest(address: Address, fetch: Fetch, wish: Wish, books: Sequence[tuple[str, Rulebook]]) -> Backtest:
-    """Reads the history, and replays each policy. Raises AnswerError. Raises OSError if the kept answers cannot be
-    used.
-    """
+    """Reads the history, and replays each policy. Raises AnswerError, and OSError for kept answers."""
     start, end, _ = wish.period
     progress = Progress("backtest", SLOWER)
     history = History(address, fetch, wish.kept, progress, rest=ServerRest(wish.rest))

@@ -36,9 +36,7 @@ PriceOf: TypeAlias = Callable[[str, str], float | None]
 
 
 class Measured(NamedTuple):
-    """The contribution of one decision to Figures. `is_back`: the holder worked again. `is_sure`: it certainly
-    did not.
-    """
+    """The contribution of one decision to Figures. `is_back`: the holder worked again. `is_sure`: it surely did not."""
 
     fate: str
     is_back: bool
@@ -92,7 +90,6 @@ class Figures:
     match: str = ""
 
     def add(self, each: Measured) -> None:
-        """Adds one decision."""
         fate, is_back, is_sure = each.fate, each.is_back, each.is_sure
         self.decisions += 1
         self.fates[fate] += 1
@@ -201,13 +198,10 @@ class Sums:
         self._gangs, self._start, self._price_of = gangs, start, price_of
 
     def add(self, figures: Figures, each: Replayed) -> None:
-        """Adds a decision to these figures."""
         figures.add(measure(each, self._price_of))
 
     def tally(self, book: Rulebook, floor: int, *, is_trusted: bool = False) -> Tally:
-        """Returns the result of a policy. `floor`: index in model.FLOORS. `is_trusted`: treats every measured zero as
-        idle time.
-        """
+        """Returns the result of a policy. `floor`: index in model.FLOORS. `is_trusted`: every zero is idle time."""
         judge, found = Replayer(book, floor, is_trusted=is_trusted), Tally()
         for gang in self._gangs:
             replay = judge.replay(gang)
@@ -282,9 +276,7 @@ class Sums:
 
 
 def with_window(book: Rulebook, window_s: float) -> Rulebook:
-    """Returns the policy with `window` as underused_after for all classes. Exemptions, ceilings and other settings
-    stay.
-    """
+    """Returns the policy with `window` as underused_after for all classes. All other settings stay."""
     site = book.site._replace(
         candidate_after=min(book.site.candidate_after, window_s), underused_after=window_s, interactive_after=window_s
     )

@@ -269,9 +269,7 @@ def _end_runs(
     ended: str,
     interval_s: float,
 ) -> Iterable[IdleRun]:
-    """Yields the idle runs, each with the way in which it ended. Omits runs shorter than SHORT_S between two times of
-    work.
-    """
+    """Yields the idle runs, each with its kind of end. Omits runs shorter than SHORT_S between two times of work."""
     near_s = 2.0 * interval_s  # the edges of gaps and tenures are known to a sample
     gap_starts, gap_ends = [gap[0] for gap in gaps], [gap[1] for gap in gaps]
     for begin, stop in idle:

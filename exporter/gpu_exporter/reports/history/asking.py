@@ -109,6 +109,7 @@ class History:
         """
         self._address, self._fetch, self._store = address, fetch, store
         self._progress, self._clock, self._rest = progress, clock, rest
+        self._room = threading.BoundedSemaphore(WORKERS)  # for queries that run
         self._skipped: dict[int, str] = {}  # reasons by series
         self.queries = 0
         self._same: dict[Labels | str, Labels] = {}  # answers about the same series share its labels
@@ -272,7 +273,9 @@ class History:
         for pause in (*RETRIES_S, None):
             began = self._clock.monotonic()
             try:
-                text = self._fetch(page, {**form, **FORM}, ANSWER_BYTES, ANSWER_S)
+                with self._room:
+                    text = self._fetch(page, {**form, **FORM}, ANSWER_BYTES, ANSWER_S)
+                    self._leave_alone(self._clock.monotonic() - began)
                 series = parse_matrix(text, form["query"], span, self._skipped, self._same)
             except AnswerError as exc:
                 took = self._clock.monotonic() - began
@@ -287,7 +290,6 @@ class History:
                     raise AnswerError(f"{exc} (also after {len(RETRIES_S)} more tries)") from exc
                 raise
             self.queries += 1
-            self._leave_alone(self._clock.monotonic() - began)
             return text, series
         raise AssertionError("the last try returns or raises")
 

@@ -58,9 +58,7 @@ def _list_entries(node: str, text: str) -> list[tuple[str, Any, float]]:
 
 
 def read_records(asked: AskedJob, directory: Path) -> tuple[list[JobRun], list[str]]:
-    """Reads the ended runs of the job from the records that this user may read. Also returns a text for each unreadable
-    file.
-    """
+    """Reads the ended runs of the job from the records that this user may read. Also returns problems as texts."""
     entries: list[tuple[str, Any, float]] = []
     problems = []
     for path in _readable(directory):
@@ -80,9 +78,7 @@ def read_records(asked: AskedJob, directory: Path) -> tuple[list[JobRun], list[s
 
 
 def _readable(directory: Path) -> list[Path]:
-    """Returns the record files that this user may read. Only root can list the directory, so the user's own file is
-    tried too.
-    """
+    """Returns the record files that this user may read. Only root can list the directory: also tries the user's own."""
     try:
         paths = sorted(directory.glob("[0-9]*.jsonl"))
     except OSError:

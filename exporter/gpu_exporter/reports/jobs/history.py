@@ -48,7 +48,6 @@ class JobHistory:
         self._since_s, self._now = since_s, math.floor(now)
 
     def read(self, asked: AskedJob) -> list[JobRun]:
-        """Returns the runs of the job."""
         found = self._find(asked)
         if found is None:
             return []
@@ -113,9 +112,7 @@ class JobHistory:
 
     @staticmethod
     def _refuse_several(asked: AskedJob, found: FoundSeries) -> None:
-        """Raises AnswerError if several clusters have a job or pod with this name, because these are different jobs or
-        pods.
-        """
+        """Raises AnswerError if several clusters have a job or pod with this name, as these are different ones."""
         places = {(key[0], about.get("slurm_cluster", "")) for key, about in found.about.items()}
         slurm = {name for _, name in places} - {""}
         clusters = {cluster for cluster, _ in places}

@@ -211,7 +211,6 @@ def add_up(runs: Iterable[JobRun]) -> GpuSums:
 
 
 def add_up_gpus(gpus: Sequence[GpuUse]) -> GpuSums:
-    """Returns the sums of these GPUs."""
     held, observed, busy, idle, stalled = (sum(getattr(gpu, f"{name}_s") for gpu in gpus) for name in SUMS)
     energies = [gpu.energy_j for gpu in gpus if gpu.energy_j is not None]
     energy = sum(energies) if gpus and len(energies) == len(gpus) else None
@@ -233,9 +232,7 @@ def percentile(gpus: Iterable[GpuUse], share: float) -> float | None:
 
 
 def course(gpus: Sequence[GpuUse], parts: int) -> list[float | None]:
-    """Returns the mean utilization in `parts` equal parts of the time from the first start to the last end. None is
-    unknown.
-    """
+    """Returns the mean utilization in `parts` equal parts of the time from first start to last end. None: unknown."""
     slots = [slot for gpu in gpus for slot in gpu.slots]
     if not slots:
         return []
@@ -274,9 +271,7 @@ def group_runs(uses: Iterable[tuple[str, GpuUse]]) -> list[tuple[str, list[GpuUs
 
 
 def build_run(raw: str, about: Mapping[str, str], gpus: list[GpuUse], *, is_running: bool) -> JobRun:
-    """Makes a run. Its name is as in squeue: 16_3 for an array task, 104+1 for a component. `about`: labels of the
-    holder.
-    """
+    """Makes a run, named as in squeue: 16_3 for an array task, 104+1 for a component. `about`: labels of the holder."""
     name = raw
     for mark, of, part in (("_", "array_job_id", "array_task_id"), ("+", "het_job_id", "het_job_offset")):
         if about.get(of) and about.get(part):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.common.address import Address
-from gpu_exporter.common.clock import SYSTEM_CLOCK, Clock
+from gpu_exporter.common.clock import SYSTEM_CLOCK
 from gpu_exporter.common.durations import describe_duration
 from gpu_exporter.common.errors import AnswerError
 from gpu_exporter.common.exits import Exit
@@ -46,11 +46,11 @@ class JobSources(NamedTuple):
     is_local: bool
 
 
-def report_job(asked: AskedJob, since_s: float, sources: JobSources, form: str, clock: Clock = SYSTEM_CLOCK) -> int:
+def report_job(asked: AskedJob, since_s: float, sources: JobSources, form: str) -> int:
     """Prints the report. Returns the exit code: NO_DATA if no source knows the job; PARTIAL if a source failed, or if
     the use was not measured at all.
     """
-    now = clock.wall()
+    now = SYSTEM_CLOCK.wall()
     report, problems = gather(asked, since_s, sources, now)
     for problem in problems:
         print(f"gpu-exporter job: {one_line(problem)}", file=sys.stderr)  # noqa: T201

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.common.durations import describe_duration
-from gpu_exporter.common.model.meanings import CAUSES, STATES, advise, describe_cause
+from gpu_exporter.common.model.meanings import CAUSES, STATES, advise, describe_cause, sentence
 from gpu_exporter.common.plain import percent
 from gpu_exporter.reports.jobs.model import MEASURED, NEVER_USED, GpuSums, GpuUse, JobReport, JobRun, add_up_gpus
 
@@ -74,7 +74,7 @@ def headline(report: JobReport) -> str:
         held = f"{held}, {format_hours(use.held_s)}"
     if use.mean is None or use.observed_s < KNOWN_MIN * use.held_s:
         return f"{title}: its use was not measured ({held})."
-    return f"{title}: {describe_parts(use, ANSWER)} ({held}). {sentence_of(find_advice(report))}".rstrip()
+    return f"{title}: {describe_parts(use, ANSWER)} ({held}). {sentence(find_advice(report))}".rstrip()
 
 
 def find_advice(report: JobReport) -> str:
@@ -197,7 +197,3 @@ def describe_time(run: JobRun, at: float) -> str:
         return f"{took} so far"
     left = run.slurm.limit_s - max(run.slurm.elapsed_s, at - run.start)
     return f"{took} of {describe_duration(run.slurm.limit_s)}, {describe_duration(max(0.0, left))} left"
-
-
-def sentence_of(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""

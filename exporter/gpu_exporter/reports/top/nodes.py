@@ -53,9 +53,7 @@ class NodeRow(NamedTuple):
 
 
 class ClusterReading(NamedTuple):
-    """The combined result of all nodes. `answered`: number of answers. `problems`: why data of a node is missing, by
-    node.
-    """
+    """The combined result of all nodes. `answered`: number of answers. `problems`: why data is missing, by node."""
 
     rows: list[NodeRow]
     answered: int

@@ -48,9 +48,7 @@ class ViewOptions(NamedTuple):
 
 
 class ScreenLine(NamedTuple):
-    """A line of the screen. `state`: first and last column of the state in this line, and its tone; None without a
-    state.
-    """
+    """A line of the screen. `state`: first and last column of the state, and its tone; None without a state."""
 
     text: str
     style: str = PLAIN
@@ -58,9 +56,7 @@ class ScreenLine(NamedTuple):
 
 
 def choose(rows: Sequence[NodeRow], wish: ViewOptions) -> list[NodeRow]:
-    """Returns the rows that contain all of the user's words, sorted. Rows that are equal keep the order of nodes and
-    GPUs.
-    """
+    """Returns the rows that contain all of the user's words, sorted. Equal rows keep the order of nodes and GPUs."""
     words = wish.words.lower().split()
     wanted = [
         each
@@ -177,8 +173,6 @@ def draw(reading: ClusterReading, wish: ViewOptions, nodes: int, height: int, wi
 
 
 def _mark(head: str, each: NodeRow) -> tuple[int, int, str] | None:
-    """Returns first and last column of the state in a row of the table, and the state's tone. None without a state
-    column.
-    """
+    """Returns first and last column of the state in a table row, and the state's tone. None without the column."""
     start = head.find("STATE")
     return (start, start + len(each.row.state), each.row.tone) if start >= 0 else None

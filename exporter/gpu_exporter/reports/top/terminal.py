@@ -110,7 +110,6 @@ class _KeyReader:
             self._over.wait(self._interval_s)
 
     def end(self) -> None:
-        """Stops reading."""
         self._over.set()
 
 
@@ -157,9 +156,7 @@ def run_top(nodes: Sequence[Address], wish: ViewOptions, interval_s: float, fetc
 
 
 def _set_colours(environment: Mapping[str, str]) -> dict[str, int]:
-    """Returns the curses attribute for each tone of a state. Empty without colours, or if NO_COLOR is set
-    (no-color.org).
-    """
+    """Returns the curses attribute for each tone of a state. Empty without colours, or with NO_COLOR (no-color.org)."""
     import curses
 
     try:

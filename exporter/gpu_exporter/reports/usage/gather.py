@@ -25,7 +25,7 @@ from gpu_exporter.reports.usage.site import (
     look_at_site,
 )
 from gpu_exporter.reports.usage.sources.gauges import GaugeReader
-from gpu_exporter.reports.usage.sources.kube import KubeReader, PodName
+from gpu_exporter.reports.usage.sources.kube import KubeReader, PodFacts, PodName
 from gpu_exporter.reports.usage.sources.witnesses import GpuWindow, deny_idle, key_of
 
 CHUNK_S = 86400.0
@@ -45,6 +45,19 @@ class KubeRefusal(AnswerError):
     """A query about the series of kube-state-metrics failed."""
 
 
+class _KubeDay(NamedTuple):
+    """The answers of KubeReader about a part of the period: of read_requests (two), read_offers, read_most, read_bare
+    and read_pods.
+    """
+
+    requests: Mapping[tuple[PodName, str], dict[float, float]]
+    blind: Collection[tuple[str, float]] | None
+    offers: Mapping[tuple[str, str], float]
+    most: Mapping[tuple[str, str], float]
+    bare: Collection[tuple[str, str]]
+    pods: Mapping[PodName, PodFacts]
+
+
 class _Chunk(NamedTuple):
     cells: list[Cell]
     known: Cluster | None
@@ -61,8 +74,6 @@ class Gatherer:
         self._history, self._matcher, self._prices = history, matcher, prices
         self._floor, self._watch = floor, watch
         self._sparse: set[str] = set()  # exporters with samples too far apart for proof
-        self._names = ClusterNames((), ())  # of this chunk, and the pods that requested GPUs
-        self._requested: list[tuple[PodName, str]] = []
         self._unclear: set[str] = set()  # names of nodes that several clusters have
         self._facts_refusal = ""  # reason why owners and teams are not read
         self._kube = KubeReader(history, cluster_part(matcher), team_label)
@@ -122,14 +133,21 @@ class Gatherer:
                 self._kube.look(WindowSpan(days[0].start, days[-1].end, WINDOW_S))
 
         def read(day: WindowSpan) -> _Chunk:
-            cells = self._read_cells(site, day, is_brief=is_brief)
-            known = None
-            if site.has_kube:
-                with _about_kube():
-                    known = self._read_cluster(cells, day)
-            facts = self._read_facts(day) if site.has_kube and not is_brief else {}
+            cells, kube = list[Cell](), list[_KubeDay]()
+
+            def read_kube() -> None:
+                if site.has_kube:
+                    kube.append(self._read_kube(day, has_facts=not is_brief))
+
+            def read_cells() -> None:
+                cells.extend(self._read_cells(site, day, is_brief=is_brief))
+
+            # The server works for one of them while the other computes.
+            for _ in self._history.ask_ahead(lambda task: task(), (read_cells, read_kube)):
+                pass
+            chunk = self._read_cluster(cells, kube[0], day) if kube else _Chunk(cells, None, {})
             self._history.end_chunk()
-            return _Chunk(cells, known, facts)
+            return chunk
 
         with without_garbage_collector():
             # One worker keeps their order. It reads the next part, which takes much memory, while this thread adds up.
@@ -167,63 +185,64 @@ class Gatherer:
                 found.append(cell if node is None else cell._replace(unit=cell.unit._replace(node=node)))
         return deny_idle(found, at_work)
 
-    def _read_facts(self, day: WindowSpan) -> dict[HolderId, HolderFacts]:
-        """Workload and team of the pods of `_read_cluster`. They are not asked again after a query failed."""
-        try:
-            pods = {} if self._facts_refusal else self._kube.read_pods(day)
-        except AnswerError as exc:
-            self._facts_refusal = str(exc)
-            return {}
-        of_pods = self._names.of_pods(self._requested, pods)
-        return {
-            HolderId(of_pods[pod], "kubernetes", pod.namespace, pod.name): HolderFacts(facts.workload, facts.team)
-            for pod, facts in pods.items()
-            if pod in of_pods
-        }
+    def _read_kube(self, day: WindowSpan, *, has_facts: bool) -> _KubeDay:
+        """The data of kube-state-metrics. `has_facts`: also owners and teams. They are not asked again after a query
+        failed.
+        """
+        with _about_kube():
+            requests, blind = self._kube.read_requests(day)
+            offers, most, bare = self._kube.read_offers(day), self._kube.read_most(day), self._kube.read_bare(day)
+        pods: dict[PodName, PodFacts] = {}
+        if has_facts and not self._facts_refusal:
+            try:
+                pods = self._kube.read_pods(day)
+            except AnswerError as exc:
+                self._facts_refusal = str(exc)
+        return _KubeDay(requests, blind, offers, most, bare, pods)
 
-    def _read_cluster(self, cells: list[Cell], day: WindowSpan) -> Cluster:
-        """What kube-state-metrics knows, with the clusters of the exporters."""
-        requests, blind = self._kube.read_requests(day)
-        offers, most, bare = self._kube.read_offers(day), self._kube.read_most(day), self._kube.read_bare(day)
-        completed = self._kube.read_completed(find_suspects(cells, requests), day)
+    def _read_cluster(self, cells: list[Cell], kube: _KubeDay, day: WindowSpan) -> _Chunk:
+        """Adds what kube-state-metrics knows, with the clusters of the exporters."""
+        requests, offers = kube.requests, kube.offers
+        with _about_kube():
+            completed = self._kube.read_completed(find_suspects(cells, requests), day)
         theirs = {*((pod.cluster, node) for pod, node in requests), *offers}
-        self._names, self._requested = ClusterNames(theirs, cells), [*requests]
-        of_node, of_pods = self._names.of_node, self._names.of_pods(requests, completed)
+        names = ClusterNames(theirs, cells)
+        of_node, of_pods = names.of_node, names.of_pods(requests, completed)
         ours: dict[tuple[PodName, str], dict[float, float]] = {}
         for (pod, node), windows in requests.items():
             if (cluster := of_node(pod.cluster, node)) is not None:
                 of_pod = ours.setdefault((pod._replace(cluster=cluster), node), windows)
                 for start, seconds in windows.items() if of_pod is not windows else ():
                     of_pod[start] = of_pod.get(start, 0.0) + seconds
-        unclear = {place for name in self._names.unclear for place in self._names.nodes_of(name)}
-        self._unclear |= self._names.unclear
-        return Cluster(
+        unclear = {place for name in names.unclear for place in names.nodes_of(name)}
+        self._unclear |= names.unclear
+        if kube.blind is not None:
+            blind = {(name, start) for cluster, start in kube.blind for name in names.of_cluster(cluster)}
+        else:  # no pod requested a GPU, or nobody showed it
+            blind = set() if offers else {(cell.unit.cluster, cell.start) for cell in cells}
+        known = Cluster(
             ours,
             {pod._replace(cluster=of_pods[pod]): of for pod, of in completed.items() if pod in of_pods},
             _rename(offers, of_node),
-            _rename(most, of_node),
-            self._find_blind(cells, blind, is_silent=not offers),
-            {*_rename(dict.fromkeys(bare, 0.0), of_node), *unclear},
+            _rename(kube.most, of_node),
+            blind,
+            {*_rename(dict.fromkeys(kube.bare, 0.0), of_node), *unclear},
         )
-
-    def _find_blind(
-        self, cells: list[Cell], blind: Collection[tuple[str, float]] | None, *, is_silent: bool
-    ) -> set[tuple[str, float]]:
-        """The windows in which kube-state-metrics did not answer all the time, by cluster.
-
-        `blind`: those of its own clusters, None without any request. `is_silent`: it has no offers either.
-        """
-        if blind is None:
-            return {(cell.unit.cluster, cell.start) for cell in cells} if is_silent else set()
-        return {(ours, start) for cluster, start in blind for ours in self._names.of_cluster(cluster)}
+        of_pods = names.of_pods(requests, kube.pods)
+        facts = {
+            HolderId(of_pods[pod], "kubernetes", pod.namespace, pod.name): HolderFacts(of.workload, of.team)
+            for pod, of in kube.pods.items()
+            if pod in of_pods
+        }
+        return _Chunk(cells, known, facts)
 
 
-def parts(span: WindowSpan, series: int, new: float) -> Iterator[WindowSpan]:
+def parts(span: WindowSpan, series: int, new: float, most: int = SERIES_MAX) -> Iterator[WindowSpan]:
     """The span in parts of a day, oldest first. With many series they are shorter, so that a part fits into memory.
 
-    `series`: series at a moment. `new`: those that begin in an hour.
+    `series`: series at a moment. `new`: those that begin in an hour. `most`: series of a day that fit into memory.
     """
-    hours = max(1.0, CHUNK_S * min(1.0, SERIES_MAX / max(1.0, load_of(series, new))) // WINDOW_S)
+    hours = max(1.0, CHUNK_S * min(1.0, most / max(1.0, load_of(series, new))) // WINDOW_S)
     start = span.start
     while start < span.end:
         end = min(span.end, start + hours * WINDOW_S)

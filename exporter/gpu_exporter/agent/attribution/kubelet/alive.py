@@ -122,10 +122,10 @@ def _find_kubelet(own: PurePosixPath) -> PurePosixPath | None:
     return next((folder for folder in own.parents[:2] if KUBEPODS.fullmatch(folder.name)), None)
 
 
-def find_own_pod(path: Path = OWN_CGROUP) -> str:
+def find_own_pod() -> str:
     """Returns the UID of the pod that runs this process, "" if the cgroup shows no pod."""
     try:
-        pods = parse_cgroup(path.read_text("ascii", "replace")).pods
+        pods = parse_cgroup(OWN_CGROUP.read_text("ascii", "replace")).pods
     except OSError:
         return ""
     return pods[-1] if pods else ""

@@ -47,18 +47,14 @@ class DeviceIds:
         return self.is_claimed_gpu(entry) if entry.claimed else self.select(entry) is not None
 
     def is_claimed_gpu(self, entry: ContainerDevices) -> bool:
-        """Returns whether the claim is for GPUs: by its driver's name, or without such a name by its CDI device
-        names.
-        """
+        """Returns whether the claim is for GPUs: by its driver's name, or else by its CDI device names."""
         if self._vendor.claim_elsewhere.fullmatch("".join(entry.device_ids[:1])):
             return False  # a GPU of a virtual machine
         names = [entry.resource] if entry.resource else [name.partition("=")[0] for name in entry.device_ids]
         return any(self._vendor.claim_driver.fullmatch(name) for name in names)
 
     def grant_claimed(self, entry: ContainerDevices, holder: Holder) -> Grant | None:
-        """Returns the grant for a device from dynamic resource allocation, None if the device's name
-        cannot be parsed.
-        """
+        """Returns the grant for a device from dynamic resource allocation, None if its name cannot be parsed."""
         device_id = "".join(entry.device_ids[:1])
         match = self._vendor.claim_device.fullmatch(device_id)
         if match is None:

@@ -55,9 +55,7 @@ class EndedPods:
                 alive.setdefault(_device(grant), set()).add(grant.claim)
 
         def is_taken(grant: Grant) -> bool:
-            """Returns whether another pod has the device, and the two pods do not share it by replicas
-            or by one claim.
-            """
+            """Returns whether another pod has the device, not shared by replicas or by one claim."""
             claims = alive.get(_device(grant), set())
             return bool(claims) and not grant.share and not (grant.claim and grant.claim in claims)
 

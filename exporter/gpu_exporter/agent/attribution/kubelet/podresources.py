@@ -168,9 +168,7 @@ class PodResourcesReader:
         return _Parsed(pod, found) if len(found) <= POD_ENTRIES_MAX else None
 
     def _collapse(self, entries: Iterable[ContainerDevices], seen: set[tuple[str, str]]) -> Iterator[ContainerDevices]:
-        """Yields the wanted entries, with one id for each device. `seen`: (container, device) pairs of
-        earlier entries.
-        """
+        """Yields the wanted entries, with one id for each device. `seen`: (container, device) pairs seen before."""
         for entry in entries:
             if entry.claimed:
                 if self._wants(entry):
@@ -190,9 +188,7 @@ class PodResourcesReader:
 def read_pods(
     device_of: Callable[[str], str], wants: Callable[[ContainerDevices], bool] = lambda entry: True
 ) -> PodResourcesReader:
-    """Returns a reader for answers of the method List: devices of containers, from device plugins and
-    resource claims.
-    """
+    """Returns a reader for answers of the method List: devices from device plugins and resource claims."""
     return PodResourcesReader(_parse_pod, device_of, wants, _stream_pod)
 
 
@@ -297,9 +293,7 @@ def _stream_pod(stream: Stream, end: int) -> _Field:
 def _stream_containers(
     stream: Stream, fields: Iterator[tuple[int, int]], size: int, namespace: str, pod: str
 ) -> Iterator[ContainerDevices]:
-    """Yields the entries of the container in the next `size` bytes, then those of the containers in the pod's other
-    `fields`.
-    """
+    """Yields the entries of the container in the next `size` bytes, then of those in the pod's other `fields`."""
     yield from _stream_container(stream, stream.position + size, namespace, pod)
     for field, length in fields:
         if field == 3:

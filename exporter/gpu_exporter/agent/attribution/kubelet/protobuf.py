@@ -28,9 +28,7 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields the length-delimited fields of a message in their order, as (number, payload). Skips fields of other
-    types.
-    """
+    """Yields the length-delimited fields of a message in order, as (number, payload). Skips fields of other types."""
     position, end = 0, len(data)
     while position < end:
         tag, position = data[position], position + 1

@@ -78,9 +78,7 @@ class KubeletSource:
         consumers: Consumers | None = None,
         lives: PodLives | None = None,
     ) -> None:
-        """`consumers`: None to treat every entry as a holder. `lives`: None if ended pods cannot be detected. Raises
-        ValueError.
-        """
+        """`consumers`: None: every entry holds. `lives`: None if ended pods cannot be detected. Raises ValueError."""
         self._ids = DeviceIds(vendor, options.resources)
         self._consumers = consumers or Consumers()
         self._lives = lives
@@ -223,9 +221,7 @@ class KubeletSource:
         return self._lives.are_there({self._uids[name] for name in missing if self._uids.get(name)})
 
     def _identify(self) -> tuple[int, int] | None:
-        """Returns the inode and time of the kubelet's socket. Both change when the kubelet restarts and makes a new
-        socket.
-        """
+        """Returns the inode and time of the kubelet's socket. Both change when the kubelet restarts."""
         try:
             status = self._socket.stat()
         except OSError:

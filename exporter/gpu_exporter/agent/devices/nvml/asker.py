@@ -68,9 +68,7 @@ class Asker:
         return answer
 
     def first(self, *calls: tuple[Any, ...]) -> Any:
-        """Returns the answer of the first (call, *arguments) that the driver supports. Raises NotSupported without such
-        a call.
-        """
+        """Returns the answer of the first (call, *arguments) that the driver supports. Raises NotSupported."""
         for call, *arguments in calls[:-1]:
             try:
                 return self(call, *arguments)
@@ -88,9 +86,7 @@ class Asker:
 
 
 def refusal_of(call: str, code: int) -> DeviceError:
-    """Returns the exception for the return code of one value. Some devices return INVALID_ARGUMENT for an unsupported
-    value.
-    """
+    """Returns the exception for the return code of one value. Some devices answer INVALID_ARGUMENT if they lack it."""
     if code == nvml.NVML_ERROR_INVALID_ARGUMENT:
         return NotSupported(call, nvml.error_name(code))
     return device_error(call, nvml.error_name(code))

@@ -52,7 +52,6 @@ ERROR_NAMES = {
 
 
 def error_name(code: int) -> str:
-    """Returns NVML's name of a return code."""
     return ERROR_NAMES.get(code, f"NVML error {code}")
 
 

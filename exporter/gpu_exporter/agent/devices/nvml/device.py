@@ -90,9 +90,7 @@ ENGINE_CALLS = {
 
 
 def _list_bits(words: Sequence[int]) -> frozenset[int]:
-    """Returns the positions of the bits that are set. Each word has WORD_BITS bits; the first word has
-    the lowest bits.
-    """
+    """Returns the positions of the bits that are set. The first word, of WORD_BITS bits, has the lowest."""
     whole = sum(word << (WORD_BITS * position) for position, word in enumerate(words))
     return frozenset(bit for bit in range(whole.bit_length()) if whole >> bit & 1)
 
@@ -149,9 +147,7 @@ class NvmlDevice(Device):
             self.identity = self.identity._replace(**known)
 
     def is_alive(self) -> bool:
-        """Returns whether the GPU still answers most of SIGNS_OF_LIFE, after one call has reported that the GPU is
-        lost.
-        """
+        """Returns whether the GPU still answers most of SIGNS_OF_LIFE, after one call has reported it lost."""
         answered = lost = 0
         for call, *arguments in SIGNS_OF_LIFE:
             try:
@@ -164,9 +160,7 @@ class NvmlDevice(Device):
         return answered > lost
 
     def _one(self, call: str, *arguments: Any, is_static: bool = False) -> Any:
-        """Reads one of several values, None if it is not available. Counts a failure, without losing
-        the other values.
-        """
+        """Reads one of several values, None if it is not available. Counts a failure, and keeps the other values."""
         try:
             return self._static(call, *arguments) if is_static else self.ask(call, *arguments)
         except NotSupported:
@@ -224,9 +218,7 @@ class NvmlDevice(Device):
         return self._once[key]
 
     def _read_mig_mode(self) -> str:
-        """Returns the MIG mode. Raises DeviceError if it is unknown, or if a board in MIG mode now reports no support
-        of MIG.
-        """
+        """Returns the MIG mode. Raises DeviceError if it is unknown, or if a board in MIG mode now denies MIG."""
         try:
             return "enabled" if self.ask("nvmlDeviceGetMigMode") == nvml.NVML_DEVICE_MIG_ENABLE else "disabled"
         except NotSupported as exc:
@@ -505,9 +497,7 @@ class NvmlDevice(Device):
         return slices if 0 < slices <= self.identity.mig_memory_slices else 0
 
     def _placement(self, uuid: str, gpu_instance: int) -> tuple[int, int] | None:
-        """Returns the placement (profile id, first slice) of an instance, None if the driver refuses
-        it. Reads it once.
-        """
+        """Returns the placement (profile id, first slice) of an instance, None if refused. Reads it once."""
         if uuid not in self._placements:
             placement: tuple[int, int] | None = None
             try:
@@ -597,9 +587,7 @@ def _slices_of(profile: str) -> float:
 def _divide(
     found: list[tuple[Handle, InstanceIdentity]], compute: Mapping[int, Sequence[int]]
 ) -> list[tuple[Handle, InstanceIdentity]]:
-    """Divides the slices of each GPU instance among its compute instances. The first compute instance
-    gets the memory.
-    """
+    """Divides the slices of each GPU instance among its compute instances. The first one gets the memory."""
     shares: dict[str, list[float]] = {}
     divided: list[tuple[Handle, InstanceIdentity]] = []
     for handle, identity in found:

@@ -43,9 +43,7 @@ class _SampleWindow:
 
 
 class GpmWindows:
-    """The windows (pairs of samples) of this process, by name. Each name belongs to one thread and to one kind of
-    sample.
-    """
+    """The windows (pairs of samples) of this process, by name. Each has one thread and one kind of sample."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -83,7 +81,6 @@ class GpmWindows:
                 window.free()
 
     def free(self) -> None:
-        """Frees the buffers of all windows."""
         self.forget(list(self._windows))
 
 

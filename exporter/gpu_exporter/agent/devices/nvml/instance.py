@@ -29,9 +29,7 @@ NO_INSTANCE = 0xFFFFFFFF  # instance ids of a process that is on no MIG instance
 
 
 def read_memory(ask: Asker) -> Memory:
-    """Reads the memory with version 2 of the call. Drivers before 510 have only version 1: `used` then contains
-    `reserved`.
-    """
+    """Reads the memory with version 2 of the call. With version 1 (before driver 510), `used` contains `reserved`."""
     total, used, free, reserved = ask.first(
         ("nvmlDeviceGetMemoryInfo", nvml.NVML_MEMORY_V2), ("nvmlDeviceGetMemoryInfo", 0)
     )

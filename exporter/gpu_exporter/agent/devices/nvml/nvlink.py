@@ -68,9 +68,7 @@ class _Counter:
         return self.base + (self.believed.value if self.believed else 0.0)
 
     def admit(self, reading: _Reading, *, is_first: bool) -> bool:
-        """Accepts this reading unless it is implausible. Returns whether it was accepted. `is_first`: no sum was
-        returned yet.
-        """
+        """Accepts this reading if it is plausible. Returns whether it was. `is_first`: no sum was returned yet."""
         doubted, self.doubted = self.doubted, None
         if self.believed is None:
             self.base = 0.0 if is_first else -reading.value

@@ -33,9 +33,7 @@ class RingPeriod:
         self.seconds = longest_s
 
     def learn(self, spacings: Sequence[float]) -> None:
-        """Learns from distances between stamps, in seconds. Distances longer than any period are holes, and are
-        ignored.
-        """
+        """Learns from distances between stamps, in seconds. Ignores holes: distances longer than any period."""
         fresh = [spacing for spacing in spacings if 0.0 < spacing <= LATENESS * self._longest_s]
         if not fresh:
             return

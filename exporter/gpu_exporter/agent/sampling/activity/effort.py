@@ -48,9 +48,7 @@ class EffortReader:
         )
 
     def _mean_power(self, cycle: Cycle) -> float | None:
-        """Returns the mean power since the last cycle in watts, None without two valid readings of the
-        energy counter.
-        """
+        """Returns the mean power since the last cycle in watts, None without two readings of the energy counter."""
         before = self._last_energy
         self._last_energy = None if cycle.energy_j is None else (cycle.energy_at, cycle.energy_j)
         if before is None or self._last_energy is None:
@@ -65,7 +63,5 @@ def _busiest(gpm: Gpm) -> float | None:
 
 
 def _higher(one: float | None, other: float | None) -> float | None:
-    """Returns the higher of two readings of the same traffic. A wrapped counter reads too low, and GPM
-    may be missing.
-    """
+    """Returns the higher of two readings of the same traffic. A wrapped counter is too low, and GPM may be missing."""
     return max((value for value in (one, other) if value is not None), default=None)

@@ -43,9 +43,7 @@ INSTANCE_FAMILIES = frozenset(family.name for family in INSTANCE_RATIOS.values()
 
 @dataclass(slots=True)
 class _Doubt:
-    """The contradictions of one board or instance. `windows`: their number in a row. `since`: when
-    they were confirmed.
-    """
+    """The contradictions of one board or instance. `windows`: their number in a row. `since`: their confirmation."""
 
     windows: int = 0
     since: float | None = None
@@ -62,9 +60,7 @@ class GpmTrust:
         self._unexplained_at: float | None = None  # when the board (possibly) worked, but no instance showed work
 
     def review(self, cycle: Cycle, seen: dict[str, Observation], now: float) -> None:
-        """Removes GPM readings that are not credible from `cycle` and `seen`. `seen`: the board's observations by
-        witness.
-        """
+        """Removes GPM readings that are not credible from `cycle` and `seen`. `seen`: observations by witness."""
         self._review_stuck(cycle, now)
         power = seen.get("power", UNKNOWN)
         if power is not UNKNOWN:

@@ -46,9 +46,7 @@ class PowerTrust:
         self._frozen = FrozenPower()
 
     def review(self, cycle: Cycle, now: float) -> str:
-        """Discards the cycle's power if it is not evidence. Returns why the utilization is not
-        evidence, "" if it is.
-        """
+        """Discards the cycle's power if it is not evidence. Returns why utilization is no evidence, "" if it is."""
         watts, limit = cycle.power_w, max(cycle.power_limit_w or 0.0, cycle.default_limit_w or 0.0)
         self.note = ""
         if watts is not None and limit and watts > ABSURD * limit:

@@ -93,9 +93,7 @@ class ActivityReader:
         return {name: ring.newest_wall for name, ring in ((UTILIZATION, self._ring), *self._engines)}
 
     def newest_wall(self, monotonic: float) -> float | None:
-        """Returns the stamp of the newest utilization entry in the driver's ring (Unix seconds). None
-        without a ring.
-        """
+        """Returns the stamp of the newest entry in the driver's ring (Unix seconds). None without a ring."""
         return self._ring.newest_wall if self._has_ring(monotonic) else None
 
     def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
@@ -145,15 +143,11 @@ class ActivityReader:
 
     @staticmethod
     def _count(seen: Mapping[str, Observation]) -> int:
-        """Returns the number of witnesses that can see computation. Media engines do not count: they can only
-        contradict.
-        """
+        """Returns the number of witnesses that see computation. Media engines do not count: they only contradict."""
         return sum(name not in ENGINES and observation is not UNKNOWN for name, observation in seen.items())
 
     def _read_ring(self, cycle: Cycle, until: float, wall: float) -> tuple[Span, ...]:
-        """Returns the spans of the driver's ring buffer up to `until` (monotonic seconds, the same
-        moment as `wall`).
-        """
+        """Returns the spans of the driver's ring buffer up to `until` (monotonic seconds, the moment of `wall`)."""
         spans = self._ring.read(cycle.driver_samples, until, wall)
         if not cycle.utilization:
             return spans
@@ -252,8 +246,6 @@ class ActivityReader:
         return near and not self._has_ring(monotonic)
 
     def _has_ring(self, monotonic: float) -> bool:
-        """Returns whether the driver's ring buffer has answered recently. If so, its next entries are worth waiting
-        for.
-        """
+        """Returns whether the driver's ring buffer has answered recently. If so, its next entries are awaited."""
         last = self._last_samples_monotonic
         return last is not None and monotonic - last <= max(RING_PATIENCE_S, self._max_gap)

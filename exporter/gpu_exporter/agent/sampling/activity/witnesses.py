@@ -51,7 +51,6 @@ FACTS = tuple(name for name in Moment._fields if name != "is_instance")  # field
 
 
 def moment_of(cycle: Cycle) -> Moment:
-    """Returns the values of one cycle of the whole GPU."""
     return Moment(**{name: getattr(cycle, name) for name in FACTS})
 
 
@@ -275,9 +274,7 @@ class LinkTraffic:
 
 
 class Power:
-    """The GPU's power: active if its present value or its mean since the last cycle is clearly above
-    the power at rest.
-    """
+    """The GPU's power: active if its present value or its mean since the last cycle is clearly above rest."""
 
     name = "power"
 
@@ -344,5 +341,4 @@ class Witnesses:
 
 
 def active_names(seen: Mapping[str, Observation]) -> tuple[str, ...]:
-    """Returns the names of the witnesses that observed activity."""
     return tuple([name for name, observation in seen.items() if observation is ACTIVE])

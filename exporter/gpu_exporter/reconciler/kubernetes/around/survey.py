@@ -107,7 +107,6 @@ class PodSurveyor:
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
-        """See Surveyor.survey."""
         now = self._clock.monotonic()
         wanted: dict[str, set[str]] = {}
         for name in names:
@@ -272,9 +271,7 @@ def _chain(look: OwnerLook, namespace: str, name: str, pod: PodView) -> Chain | 
 
 
 def _lonely(pod: PodView, view: NamespaceView, ancestry: Sequence[Link]) -> Unreadable | None:
-    """Returns the reason why a pod cannot be judged: members of its gang are not known. None if the pod can be
-    judged.
-    """
+    """Returns why a pod cannot be judged: members of its gang are not known. None if it can."""
     name = pod.metadata["name"]
     if sign := unnamed_gang(pod.metadata, ancestry):
         why = f"{shorten(sign, SIGN_MAX)} makes pod {name} a member of a gang, but no known label names the gang"

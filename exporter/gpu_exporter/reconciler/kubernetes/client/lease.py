@@ -180,9 +180,7 @@ class Lease:
         self._see(held, began, trouble)
 
     def _see(self, held: Json | None, began: float, trouble: str) -> None:
-        """Notes the answer to a request. `held`: the Lease; None if another process holds it. `began`: monotonic
-        seconds.
-        """
+        """Notes the answer to a request. `held`: the Lease; None if another holds it. `began`: monotonic seconds."""
         with self._lock:
             was = self._renewed is not None
             self._held = held if not self._is_released else None
@@ -271,7 +269,6 @@ class LeaseTexts:
         self._seen: Json | None = None
 
     def read_text(self, key: str) -> str:
-        """See TextPlace.read_text."""
         read = self._api.coordination.read_namespaced_lease
         try:
             self._seen = self._api.call(read, self._name, self._namespace, timeout_s=REQUEST_S)
@@ -307,7 +304,6 @@ class LeasePause:
         self._title = f"Lease {namespace}/{name}"
 
     def read_pause(self) -> PauseNote | None:
-        """See PausePlace.read_pause."""
         try:
             read = self._api.coordination.read_namespaced_lease
             notes = self._api.call(read, self._name, self._namespace, keep=_annotations)

@@ -170,9 +170,7 @@ class _NamespaceReader:
             yield keys_of(metadata), view, None
 
     def _trim_pod(self, pod: Json, routes: Routes) -> _Trimmed:
-        """Returns the groups of a pod, its view if it holds GPUs or its name is wanted, and otherwise its view as a
-        front.
-        """
+        """Returns the groups of a pod, its view if it holds GPUs or is wanted, and otherwise its view as a front."""
         if has_ended(pod):
             return [], None, None
         keys, metadata = keys_of(pod["metadata"]), pod["metadata"]

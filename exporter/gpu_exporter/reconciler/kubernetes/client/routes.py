@@ -78,9 +78,7 @@ class Routes:
                 self._by_endpoint[each].append(pool)
 
     def _is_new(self, target: Selector | str, pool: Pool) -> bool:
-        """Returns whether to keep a route to this target. At most SAME_MAX routes with a title are kept for each
-        target.
-        """
+        """Returns whether to keep a route to this target. Each target keeps at most SAME_MAX with a title."""
         self._same[target, pool.route.is_weak] += bool(pool.route.title)
         return bool(pool.route.title) and self._same[target, pool.route.is_weak] <= SAME_MAX
 

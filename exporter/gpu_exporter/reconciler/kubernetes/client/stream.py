@@ -81,9 +81,7 @@ class ListReader(Generic[T]):
         self.token = ""
 
     def __iter__(self) -> Iterator[T]:
-        """Yields the result of `keep` for each item. Raises NotJson, and each error that the iteration over the chunks
-        raises.
-        """
+        """Yields the result of `keep` for each item. Raises NotJson, and each error of the iteration over chunks."""
         is_list = False
         for key in self._keys():
             if key == "items" and self._peek() == "[":
@@ -112,9 +110,7 @@ class ListReader(Generic[T]):
         raise NotJson("it has no metadata")
 
     def _keys(self) -> Iterator[str]:
-        """Yields the keys of an object. The caller must read the value of each key before it takes the next key. Raises
-        NotJson.
-        """
+        """Yields the keys of an object. The caller must read each value before it takes the next. Raises NotJson."""
         self._expect("{")
         more = self._peek() != "}"
         if not more:
@@ -181,9 +177,7 @@ class ListReader(Generic[T]):
                 self._read_on()
 
     def _decoded(self) -> Any:
-        """Returns the next value, if it is complete. Otherwise raises _Incomplete or _Undecoded, and keeps the
-        position.
-        """
+        """Returns the next value, if complete. Otherwise raises _Incomplete or _Undecoded, at the same position."""
         self._peek()
         self._head = self._text[self._at : self._at + HEAD]
         try:
