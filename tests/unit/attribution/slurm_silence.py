@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpu_exporter.agent.runtime.agent import PATIENCE_S
 from gpu_exporter.common.clock import ManualClock
 
 GPUS = 4
+PARTS = 8  # of each GPU
 POLL_S = 5.0
 WRITE_S = 10.0
 SCENARIO = {"gpus": [{"model": "H100"}] * GPUS, "holders": []}
@@ -30,7 +32,7 @@ class Job(NamedTuple):
     """A run of a job on one GPU, from `begin` to `end` in seconds since the node's start. `kind`: whole, shard or mps.
 
     `nodes`: its number of nodes. `late_s`: how much later than the last step its epilog runs. `restarts`: how often the
-    job was requeued before.
+    job was requeued before. `parts`: how many of the PARTS of its GPU it has, unless it has the whole GPU.
     """
 
     number: int
@@ -41,6 +43,7 @@ class Job(NamedTuple):
     late_s: float = 0.1
     gpu: int = 0
     restarts: int = 0
+    parts: int = PARTS
 
     @property
     def user(self) -> str:
@@ -100,7 +103,7 @@ class SilentNode(Filing):
         self.spans: dict[str, tuple[int, int]] = {}
         """Begin and end of each run that has ended, by user, as its prolog and epilog wrote them."""
         if shared:
-            own = f"Name={shared} Count={8 * GPUS} File=/dev/nvidia[0-{GPUS - 1}]\n"
+            own = f"Name={shared} Count={PARTS * GPUS} File=/dev/nvidia[0-{GPUS - 1}]\n"
             self.gres_conf.write_text(f"{self.gres_conf.read_text('utf-8')}{own}", "utf-8")
         (self.files / ".ended").mkdir(mode=0o755)
         for job in jobs:
@@ -139,11 +142,9 @@ class SilentNode(Filing):
 
     def _show(self) -> None:
         """What slurmctld reports from now on."""
-        self.jobs = {name: [_gres(job.kind, {job.gpu})] for name, job in self._running.items()}
-        kinds = {job.kind for job in self._running.values()}
-        self.used = ",".join(
-            _gres(kind, {job.gpu for job in self._running.values() if job.kind == kind}) for kind in sorted(kinds)
-        )
+        self.jobs = {name: [_gres([job])] for name, job in self._running.items()}
+        kinds = sorted({job.kind for job in self._running.values()})
+        self.used = ",".join(_gres([job for job in self._running.values() if job.kind == kind]) for kind in kinds)
 
     def run(self, command: Sequence[str], timeout_s: float) -> str:
         for begin, end, words, refuses in self._silences:
@@ -233,7 +234,11 @@ class SilentNode(Filing):
         return {tenant.user: totals.held_s for tenant, totals in self.node.state.ledger.tenants.totals()}
 
 
-def _gres(kind: str, gpus: set[int]) -> str:
+def _gres(jobs: Sequence[Job]) -> str:
+    """`jobs`: of one kind."""
+    parts, kind = Counter[int](), jobs[0].kind
+    for job in jobs:
+        parts[job.gpu] += job.parts
     if kind == "whole":
-        return f"gpu:h100:{len(gpus)}(IDX:{','.join(map(str, sorted(gpus)))})"
-    return f"{kind}:h100:{8 * len(gpus)}({','.join('8/8' if gpu in gpus else '0/8' for gpu in range(GPUS))})"
+        return f"gpu:h100:{len(parts)}(IDX:{','.join(map(str, sorted(parts)))})"
+    return f"{kind}:h100:{parts.total()}({','.join(f'{parts[gpu]}/{PARTS}' for gpu in range(GPUS))})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -28,7 +29,7 @@ from gpu_exporter.agent.attribution.slurm.controller import bound_clock, how_far
 from gpu_exporter.agent.attribution.slurm.filed import FILL_S, start_here
 from gpu_exporter.agent.attribution.slurm.on_node.job_files import FiledRun, JobFile, read_job_files
 from gpu_exporter.agent.attribution.slurm.on_node.presence import STALE_S
-from gpu_exporter.agent.attribution.source import SourceError
+from gpu_exporter.agent.attribution.source import SlowSource, SourceError
 from gpu_exporter.common.clock import ManualClock
 
 
@@ -136,6 +137,22 @@ def test_a_job_whose_steps_have_ended_is_no_holder_again_while_no_question_is_as
     assert ends == ["7"]
     filing.source._pace.is_due = lambda now, changed: True  # type: ignore[method-assign]
     assert held(poll(filing)) == {"7": ["0"]}
+
+
+def test_an_answer_without_the_row_of_a_job_does_not_report_that_the_job_runs(filing: Filing) -> None:
+    """Its steps have ended, and its epilog is slow. The begin of another job leads to a question."""
+    begin(filing, "7", "0", nodes="2")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    assert held(poll(filing)) == {"7": ["0"]}
+    filing.steps = {}
+    begin(filing, "8", "1", nodes="2")
+    filing.used = "gpu:h100:2(IDX:0-1)"
+    failed = fail(filing, "squeue", SlowSource("no answer"))
+    answers = [poll(filing) for _ in range(6)]
+    assert failed
+    assert [grant.holder.job_id for answer in answers for grant in answer.ended] == ["7"]
+    assert "7" not in {grant.holder.job_id for grant in answers[-1].grants}
 
 
 def test_an_ended_run_is_no_holder_again_after_the_end_of_the_next_run(filing: Filing) -> None:
@@ -488,6 +505,96 @@ def test_a_job_that_slurmctld_is_ending_is_no_contradiction(filing: Filing) -> N
     begin(filing, "7", "0", nodes="2", restarts="1")
     filing.jobs, filing.steps = {}, {"7": {1007}}
     assert "slurmctld reports a GPU of it as free" in poll(filing).problem, "it runs again"
+
+
+@pytest.fixture
+def parts(filing: Filing) -> Filing:
+    """gres.conf divides each GPU into shards, and the clock runs."""
+    filing.gres_conf.write_text(f"{filing.gres_conf.read_text()}Name=shard Count=16 File=/dev/nvidia[0-3]\n", "utf-8")
+    filing.clock = ManualClock(wall=float(START))
+    filing.slurmd_start = START - 1000
+    filing.restart()
+    filing.settle()
+    return filing
+
+
+def start_part(filing: Filing, job: str) -> int:
+    now = filing.job_start = int(filing.clock.wall())
+    begin(filing, job, "0", start=now, began=str(now))
+    return now
+
+
+def end_now(filing: Filing, job: str) -> None:
+    """The epilog has run, by the exporter's clock."""
+    end_and_say(filing, job, is_now=False)
+    (kept,) = (filing.files / ".ended").glob(f"*.{job}")
+    kept.write_text(re.sub(r"(?m)^end=.*", f"end={int(filing.clock.wall())}", kept.read_text()))
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_beside_parts_a_job_ends_when_a_job_with_the_whole_gpu_begins(parts: Filing, is_whole: bool) -> None:
+    """The epilog of the first job is late. slurmctld reports the first job or the second one as the whole GPU's."""
+    whole, part = "gpu:h100:1(IDX:0)", "shard:h100:1(1/4,0/4,0/4,0/4)"
+    start_part(parts, "7")
+    parts.begin(j7=whole if is_whole else part)
+    assert held(poll(parts)) == {"7": ["0"]}
+    parts.steps = {}
+    parts.begin()
+    parts.clock.advance(10.0)
+    start = start_part(parts, "8")
+    parts.begin(j8=part if is_whole else whole)
+    assert held(poll(parts)) == {"8": ["0"]}
+    end_now(parts, "7")
+    (grant,) = poll(parts).ended
+    now, wall = parts.clock.monotonic(), parts.clock.wall()
+    assert (now - grant.confirmed, grant.possible, grant.why) == (pytest.approx(wall - start), grant.confirmed, "")
+
+
+def test_a_job_with_a_part_has_no_time_after_the_begin_of_a_job_that_may_have_the_whole_gpu(parts: Filing) -> None:
+    """slurmctld does not answer. The first job counts as missed; until its epilog, it may have had the GPU."""
+    start_part(parts, "7")
+    parts.begin(j7="shard:h100:1(1/4,0/4,0/4,0/4)")
+    assert held(poll(parts)) == {"7": ["0"]}
+    fail(parts, "sinfo", AWAY)
+    parts.steps = {}
+    parts.clock.advance(5.0)
+    start = start_part(parts, "8")
+    poll(parts)
+    end_now(parts, "7")
+    (grant,) = poll(parts).ended
+    now, wall = parts.clock.monotonic(), parts.clock.wall()
+    assert (now - grant.confirmed, now - grant.possible) == (pytest.approx(wall - start), pytest.approx(5.0, abs=1.0))
+    assert grant.why
+
+
+def test_a_job_beside_which_another_one_ran_is_no_reason_to_doubt_its_end(parts: Filing) -> None:
+    """A list had steps of both, so that the other job had a part, although slurmctld has never reported it."""
+    start_part(parts, "7")
+    parts.begin(j7="shard:h100:1(1/4,0/4,0/4,0/4)")
+    assert held(poll(parts)) == {"7": ["0"]}
+    fail(parts, "sinfo", AWAY)
+    start_part(parts, "8")
+    assert parts.steps is not None
+    parts.steps["7"] = {1007}
+    assert held(poll(parts)) == {"7": ["0"], "8": ["0"]}
+    end_now(parts, "8")
+    end_now(parts, "7")
+    assert [grant.why for grant in poll(parts).ended] == ["", ""]
+
+
+def test_a_file_without_a_step_beside_a_job_that_ended_is_a_holder_until_its_last_step(parts: Filing) -> None:
+    """Its epilog is late, so it may have had its part until now."""
+    for job in ("7", "8"):
+        start_part(parts, job)
+    parts.begin(j7="shard:h100:1(1/4,0/4,0/4,0/4)", j8="shard:h100:1(1/4,0/4,0/4,0/4)")
+    parts.used = "shard:h100:2(2/4,0/4,0/4,0/4)"
+    assert held(poll(parts)) == {"7": ["0"], "8": ["0"]}
+    at = parts.clock.monotonic()
+    parts.begin()
+    parts.steps = {"7": {1007}}
+    end_now(parts, "7")
+    answer = poll(parts)
+    assert [(grant.holder.job_id, grant.confirmed) for grant in answer.grants] == [("8", pytest.approx(at, abs=1.0))]
 
 
 def test_of_two_jobs_on_a_whole_gpu_the_one_that_began_later_has_it(filing: Filing) -> None:

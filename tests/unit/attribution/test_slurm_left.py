@@ -60,6 +60,21 @@ def test_a_job_without_a_step_in_two_complete_lists_ended_at_the_last_list_with_
         assert (ends(filing), held(poll(filing))) == ([], {"8": ["1"]})
 
 
+def test_an_answer_about_another_job_does_not_prolong_a_job_without_a_step(filing: Filing) -> None:
+    """slurmctld has reported both jobs: no file proves a job on two nodes."""
+    start(filing, "7", "0", nodes="2")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    poll(filing)
+    filing.steps = {}
+    start(filing, "8", "1", nodes="2")
+    filing.begin(j7="gpu:h100:1(IDX:0)", j8="gpu:h100:1(IDX:1)")
+    filing.used = "gpu:h100:2(IDX:0-1)"
+    filing.asked.clear()
+    confirmed = {grant.holder.job_id: grant.confirmed for grant in poll(filing).grants}
+    assert asked(filing) and confirmed == {"7": filing.clock.monotonic() - 5.0, "8": 0.0}
+
+
 @pytest.mark.parametrize("left", [None, {}])
 def test_a_failed_list_is_no_list(filing: Filing, left: dict[str, set[int]] | None) -> None:
     start(filing, "7", "0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.attribution.slurm_histories import compare, draw
+from tests.unit.attribution.slurm_histories import compare, draw, draw_parts
 from tests.unit.attribution.slurm_silence import Job, Silence, SilentNode
 
 ALL = ("sinfo", "squeue", "show")
@@ -97,6 +97,16 @@ def test_random_histories_give_each_job_its_hours_or_count_it_as_missed(
 ) -> None:
     """One epilog in three is 3 to 20 s late. Each of these histories once gave hours to another job."""
     over, under, missed = compare(tmp_path, draw(seed, late=True, disturbed=disturbed))
+    assert over == {}
+    assert len(under) <= missed, under
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_histories_of_parts_of_gpus_give_each_job_its_part_of_each_second(
+    tmp_path: Path, seed: int, disturbed: bool
+) -> None:
+    over, under, missed = compare(tmp_path, draw_parts(seed, late=True, disturbed=disturbed))
     assert over == {}
     assert len(under) <= missed, under
 

@@ -234,15 +234,115 @@ def test_late_epilogs_and_lost_polls_never_count_time_of_a_whole_gpu_twice_and_l
         assert is_counted or ends[job] <= math.floor(job.begin), (job, found)
 
 
-def test_a_short_job_on_a_part_of_a_gpu_beside_another_job_is_missed_and_never_counted_twice() -> None:
-    """Nobody knows which of them used the GPU, and the hours of a GPU count once."""
+def test_a_short_job_on_a_part_of_a_gpu_has_half_of_its_time_beside_another_job() -> None:
+    """Each second of a GPU counts once."""
     long, short = Job(1, UNITS[0], START + 1.0, START + 50.0), Job(2, UNITS[0], START + 6.0, START + 9.0)
     ledger = Ledger(RULES, START)
     for now in (5.0, 10.0, 15.0):
         ended = [short.entry(short.end, "shard")] if now == 10.0 else []
         lost = ledger.charge_poll(START + now, WALL, [long.entry(START + now, "shard")], ended)
-        assert lost == {entry.id for entry in ended}
-    assert {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()} == {"u1": 14.0}
+        assert not lost
+    assert {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()} == {"u1": 12.5, "u2": 1.5}
+
+
+def share(jobs: list[Job], now: float) -> list[ConfirmedAllocation]:
+    """What a poll shows of jobs that share a GPU."""
+    held = [job.entry(now, "shard") for job in jobs]
+    return [each._replace(allocation=each.allocation._replace(share_ratio=1.0 / len(held))) for each in held]
+
+
+PARTS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), min_size=1, max_size=8)
+
+
+@given(PARTS)
+@example([(0, 30), (7, 2), (8, 12)])
+def test_each_second_of_a_shared_gpu_counts_once_in_equal_parts(lengths: list[tuple[int, int]]) -> None:
+    """Polls come at any moment between begins and ends. One in two jobs ends before the poll after its begin."""
+    jobs = [Job(number, UNITS[0], START + begin, START + begin + s) for number, (begin, s) in enumerate(lengths)]
+    ledger, expected = Ledger(RULES, START - 1.0), dict.fromkeys((job.holder.user for job in jobs), 0.0)
+    for second in range(101):
+        there = [job.holder.user for job in jobs if job.begin <= START + second < job.end]
+        expected |= {user: expected[user] + 1.0 / len(there) for user in there}
+    for at in range(-1, 120, 5):
+        now = START + at + 0.4
+        held = share([job for job in jobs if job.begin <= now < job.end], now)
+        ended = [job.entry(job.end, "shard") for job in jobs if now - 5.0 < job.end <= now]
+        assert not ledger.charge_poll(now, WALL, held, ended)
+    found = {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()}
+    assert found == pytest.approx(expected)
+
+
+def test_a_sharer_that_a_poll_shows_late_has_its_part_since_the_last_poll_and_then_counts_as_missed() -> None:
+    """slurmctld was slow to report it. Its time before was charged to the other job."""
+    first, late = Job(1, UNITS[0], START + 1.0, START + 60.0), Job(2, UNITS[0], START + 2.0, START + 25.0)
+    ledger = Ledger(RULES, START)
+    for now, jobs in ((5.0, [first]), (15.0, [first]), (20.0, [first, late])):
+        assert not ledger.charge_poll(START + now, WALL, share(jobs, START + now))
+    lost = ledger.charge_poll(START + 30.0, WALL, share([first], START + 30.0), [late.entry(late.end, "shard")])
+    assert lost == {late.entry(0.0).id}
+    assert {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()} == {
+        "u1": pytest.approx(24.0),
+        "u2": pytest.approx(5.0),
+    }
+
+
+def test_sharers_that_come_and_leave_at_unknown_moments_have_half_of_their_part_between_two_polls() -> None:
+    """As pods on a GPU with time slicing. Each second counts once."""
+    long, short = (Job(number, UNITS[0], START, START) for number in (1, 2))
+    ledger = Ledger(RULES, START)
+    for now, jobs in ((0.0, [long]), (5.0, [long]), (10.0, [long, short]), (15.0, [long])):
+        held = [entry._replace(start=None) for entry in share(jobs, START + now)]
+        ledger.charge_poll(START + now, WALL, held)
+    found = {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()}
+    assert found == {"u1": pytest.approx(12.5), "u2": pytest.approx(2.5)}
+
+
+@pytest.mark.parametrize(("begin", "found"), [(0.0, {"u1": 3.75, "u2": 14.25}), (7.0, {"u1": 7.0, "u2": 11.0})])
+def test_a_late_end_of_a_sharer_takes_no_time_that_was_charged_to_another_one(
+    begin: float, found: dict[str, float]
+) -> None:
+    """The lists of steps have shown that it ended, so it counts as missed. It may have had its part until its end."""
+    first, second = Job(1, UNITS[0], START, START + 24.0), Job(2, UNITS[0], START + begin, START + 60.0)
+    ledger = Ledger(RULES, START)
+    for now, jobs in ((0.0, [first, second]), (5.0, [first, second]), (10.0, [second]), (25.0, [second])):
+        ended = [first.entry(first.end, "shard")] if now > first.end - START else []
+        shown = [job for job in jobs if job.begin <= START + now]
+        lost = ledger.charge_poll(START + now, WALL, share(shown, START + now), ended)
+    assert lost == {first.entry(0.0).id}
+    assert {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()} == pytest.approx(found)
+
+
+def test_a_sharer_that_was_shown_until_its_late_end_has_its_part_until_then() -> None:
+    """At the second poll, its last step was gone, and its file was there."""
+    first, second = Job(1, UNITS[0], START, START + 11.0), Job(2, UNITS[0], START, START + 60.0)
+    ledger = Ledger(RULES, START)
+    for now, is_there in ((0.0, True), (5.0, True), (10.0, True), (15.0, False)):
+        held = share([first, second] if is_there else [second], START + now)
+        held = [
+            each._replace(confirmed=min(each.confirmed, START + 5.0)) if each.id[1] == first.holder.key else each
+            for each in held
+        ]
+        assert not ledger.charge_poll(START + now, WALL, held, [] if is_there else [first.entry(first.end, "shard")])
+    found = {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()}
+    assert found == {"u1": pytest.approx(5.5), "u2": pytest.approx(9.5)}
+
+
+def test_a_sharer_whose_end_is_not_proven_leaves_the_other_one_its_part_until_its_last_possible_end() -> None:
+    first, second = Job(1, UNITS[0], START, START + 6.0), Job(2, UNITS[0], START, START + 60.0)
+    ledger = Ledger(RULES, START)
+    for now, jobs in ((0.0, [first, second]), (5.0, [first, second]), (10.0, [second])):
+        ended = [first.entry(first.end, "shard")._replace(possible=START + 9.0)] if now > 5.0 else []
+        ledger.charge_poll(START + now, WALL, share(jobs, START + now), ended)
+    found = {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()}
+    assert found == {"u1": pytest.approx(3.0), "u2": pytest.approx(2.5 + 2.0 + 1.0)}
+
+
+def test_a_job_gets_no_time_that_is_already_the_estimated_time_of_a_job_that_left() -> None:
+    first, second = Job(1, UNITS[0], START + 1.0, START + 6.0), Job(2, UNITS[0], START + 6.0, START + 50.0)
+    ledger = Ledger(RULES, START)
+    for now, held in ((5.0, [first]), (10.0, []), (15.0, [second])):
+        ledger.charge_poll(START + now, WALL, [job.entry(START + now) for job in held])
+    assert {tenant.user: totals.held_s for tenant, totals in ledger.tenants.totals()} == {"u1": 6.5, "u2": 7.5}
 
 
 def test_a_job_whose_account_was_dropped_gets_no_time_again() -> None:
@@ -279,7 +379,7 @@ def test_work_around_a_late_epilog_is_unknown_and_never_idle() -> None:
     assert found == {"u1": (6.0, 4.0, 0.0), "u2": (28.0, 23.0, 0.0)}
 
 
-@pytest.mark.parametrize(("share", "held"), [("none", {"u1": 9.0, "u2": 11.0}), ("shard", {"u1": 24.0, "u2": 11.0})])
+@pytest.mark.parametrize(("share", "held"), [("none", {"u1": 9.0, "u2": 11.0}), ("shard", {"u1": 13.5, "u2": 10.5})])
 def test_a_job_that_is_shown_again_during_its_slow_epilog_gets_no_time_of_the_job_in_between(
     share: str, held: dict[str, float]
 ) -> None:

@@ -18,6 +18,7 @@ class ConfirmedAllocation(NamedTuple):
     - `start`: the time since which the holder provably has the unit. Only Slurm reports this time.
     - `working`: the time since which the holder's program can work, None if unknown.
     - `renewed_s`: seconds between two confirmations by the source, 0 if each poll confirms.
+    - `possible`: until when an ended holder may have had the unit. Its own time ends at `confirmed`.
     """
 
     allocation: Allocation
@@ -25,6 +26,7 @@ class ConfirmedAllocation(NamedTuple):
     start: float | None
     working: float | None = None
     renewed_s: float = 0.0
+    possible: float = 0.0
 
     @property
     def id(self) -> AllocationId:

@@ -3,14 +3,16 @@
 The epilog of a job, which reports the end, may run when the next job already has the GPU. Polls in between show only
 the next job, and the next job may even end first. Starts and ends are in whole seconds. So an ended holder gets the
 first part of its time that no other holder of the unit has. If polls showed it, its time goes on from the last of them.
-On a shared unit, some get less or nothing, because others had parts at the same time.
+
+On a shared unit, holders have parts at the same time. There, an ended holder gets the time since the last poll, and the
+earlier time in which polls showed it. Other earlier time that was charged to other holders is lost.
 
 Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount
@@ -37,6 +39,7 @@ def plan_ends(
     confirmed: Sequence[ConfirmedAllocation],
     ended: Sequence[ConfirmedAllocation],
     accounts: Mapping[AllocationId, HolderAccount],
+    present: Set[AllocationId],
     forgotten: Mapping[UnitId, float],
     oldest: float,
     free: Mapping[UnitId, float],
@@ -44,7 +47,7 @@ def plan_ends(
     """Plans the time of the ended holders.
 
     - `confirmed`: the holders that the poll shows.
-    - `accounts`: of all holders before the poll.
+    - `accounts`: of all holders before the poll. `present`: the holders that the last poll showed.
     - `forgotten`: until when holders without an account had a unit.
     - `oldest`: the earliest time that counts for holders without an account.
     - `free`: from when polls have proven that a unit had no holder. A later end, such as that of an epilog that ran
@@ -57,13 +60,16 @@ def plan_ends(
         last = max(account.ended, until.get(holder_id, account.confirmed))
         if last > account.began or account.running:  # a hidden holder that one answer showed takes no time
             taken[holder_id] = account.began, last
+    charged = {holder_id: (began, accounts[holder_id].ended) for holder_id, (began, _) in taken.items()}
     past: list[ConfirmedAllocation] = []
     lost: set[AllocationId] = set()
     for entry in sorted(ended, key=lambda each: (each.id not in accounts, _start_of(each), each.confirmed)):
         unit, found, start = entry.allocation.unit, accounts.get(entry.id), _start_of(entry)
         begin = max(start, forgotten.get(unit, oldest), oldest) if found is None else found.confirmed
         end = min([entry.confirmed, *_list_next(entry, begin, shown)])
-        others = sorted(each for other, each in taken.items() if other[0] == unit and other != entry.id)
+        is_shared = entry.allocation.is_shared
+        times = (charged if is_shared else taken).items() if not is_shared or entry.id not in present else ()
+        others = sorted(each for other, each in times if other[0] == unit and other != entry.id)
         if begin > start and end > free.get(unit, end):
             end = begin
         for first, last in others:
@@ -71,13 +77,15 @@ def plan_ends(
                 begin = max(begin, last)
             elif first >= begin - EDGE_S:
                 end = min(end, first)
+            elif is_shared and last > begin + EDGE_S:
+                end = begin
         if end > begin:
             taken[entry.id] = (begin, end) if found is None else (found.began, max(end, found.ended))
             past.append(entry._replace(start=begin, confirmed=end))
         elif found is None and entry.confirmed > start + EDGE_S:
             lost.add(entry.id)
         held_s = max(0.0, end - begin) + (found.held_s if found is not None else 0.0)
-        nexts = (*_list_next(entry, start, shown), *(first for first, _ in others if first > start))
+        nexts = [*_list_next(entry, start, shown), *(first for first, _ in others if first > start and not is_shared)]
         if held_s < min([entry.confirmed, *nexts]) - start - WHOLE_S:
             lost.add(entry.id)
     return PlannedEnds(sorted(past, key=lambda each: each.confirmed), lost)
@@ -99,11 +107,12 @@ def list_replaced(
 
 
 def _list_next(entry: ConfirmedAllocation, begin: float, others: Iterable[ConfirmedAllocation]) -> list[float]:
-    """Returns the starts of the next holders of a whole unit. Dates within one second show no order."""
+    """Returns the starts of the next holders, unless both share the unit. Dates within one second show no order."""
     earliest, latest = max(_start_of(entry), begin - WHOLE_S), entry.confirmed - WHOLE_S
     return [
         other.start
         for other in others
-        if other.allocation.unit == entry.allocation.unit and not other.allocation.is_shared
+        if other.allocation.unit == entry.allocation.unit
+        if not (other.allocation.is_shared and entry.allocation.is_shared)
         if other.start is not None and earliest < other.start < latest and other.id != entry.id
     ]

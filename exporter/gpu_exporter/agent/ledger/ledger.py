@@ -35,6 +35,7 @@ from gpu_exporter.agent.ledger.division import Charge, Division, Waiting, divide
 from gpu_exporter.agent.ledger.ends import EDGE_S, list_replaced, plan_ends
 from gpu_exporter.agent.ledger.records import HolderPresence, Holding, Pending, UnitRecord
 from gpu_exporter.agent.ledger.ring import Ring
+from gpu_exporter.agent.ledger.sharers import share_time
 from gpu_exporter.agent.ledger.spins import RunPart, book_busy, follow_run
 from gpu_exporter.agent.ledger.tenants import Tenants
 from gpu_exporter.common.model.holders import Allocation, AllocationId, HolderKey
@@ -241,9 +242,11 @@ class Ledger:
         ended = [*ended, *replaced.values()]
         longest = self.rules.longest_unconfirmed_s
         free_since = {unit: since + longest() for unit, since in self._free_since.items()}
-        past, lost = plan_ends(confirmed, ended, self.holders(), self._forgotten, self._earliest, free_since)
+        accounts, before = self.holders(), self.holders(HolderPresence.PRESENT).keys()
+        past, lost = plan_ends(confirmed, ended, accounts, before, self._forgotten, self._earliest, free_since)
         ends = {entry.id for entry in ended} - {entry.id for entry in past}
-        before = self.holders(HolderPresence.PRESENT).keys()
+        entries = share_time(confirmed, past, ended, accounts, before - ends, self._oldest, now)
+        past, confirmed = entries[: len(past)], entries[len(past) :]
         for number, entry in enumerate(past):
             ends.add(entry.id)
             # A holder that was missing at the last poll may have started after this end: starts in whole seconds do not
@@ -359,8 +362,11 @@ class Ledger:
             # The same incarnation held the unit all the time, even while the exporter did not run. But if others had
             # the whole unit meanwhile, only the time after them counts: a job's file stays until its slow epilog ends.
             account = before.account
-            is_whole = not (has_ended or entry.allocation.is_shared)
-            since = self._held_since(holder_id[0], account) if is_whole else account.confirmed
+            since = account.confirmed
+            if entry.allocation.is_shared:
+                since = max(since, entry.start or since)  # planned
+            elif not has_ended:
+                since = self._held_since(holder_id[0], account)
             account.held_s += max(0.0, entry.confirmed - since)
             account.away_s += since - account.confirmed
             account.confirmed = max(entry.confirmed, account.confirmed)
@@ -370,10 +376,11 @@ class Ledger:
             found = self.holdings[holder_id] = Holding(account, ring=ring)
             return found
         begin, known = entry.confirmed, self.started
-        if entry.start is not None and has_ended:
-            begin = entry.start
+        if entry.start is not None and (has_ended or entry.allocation.is_shared):
+            begin = entry.start  # planned
+            known = known if has_ended else max(known, now - self.rules.longest_unconfirmed_s(entry.renewed_s))
         elif entry.start is not None and entry.start <= now:  # a proven start
-            begin = min(now, max(entry.start, self._earliest, *self._list_held(holder_id[0])))
+            begin = min(now, max(entry.start, self._oldest(holder_id[0]), *self._list_held(holder_id[0])))
             known = max(known, now - self.rules.longest_unconfirmed_s(entry.renewed_s))
         start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
         held_s = max(0.0, min(entry.confirmed, known) - begin)  # use before the start, or without a poll, is unknown
@@ -392,13 +399,13 @@ class Ledger:
         return max([account.confirmed, *(other.confirmed for other in after)])
 
     def _list_held(self, unit: UnitId) -> list[float]:
-        """Returns for each holder when its time on the unit ended, and when the unit was last free.
-
-        Omits holders without any time on it.
-        """
+        """Returns for each holder when its time on the unit ended. Omits holders without any time on it."""
         held = [holding.account for (other, _), holding in self.holdings.items() if other == unit]
-        until = [account.ended for account in held if account.held_s > 0.0]
-        return [*until, self._forgotten.get(unit, -math.inf), self._free.get(unit, -math.inf)]
+        return [account.ended for account in held if account.held_s > 0.0]
+
+    def _oldest(self, unit: UnitId) -> float:
+        """Returns the earliest time of a unit that a new holder may be charged for: since the unit was last free."""
+        return max(self._earliest, self._forgotten.get(unit, -math.inf), self._free.get(unit, -math.inf))
 
     def _charge(
         self,

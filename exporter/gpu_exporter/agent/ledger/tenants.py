@@ -1,7 +1,7 @@
 """Counts the GPU hours of each tenant: a namespace, or a Slurm account and user.
 
 The sums include pods and jobs that start and end between two scrapes. At each poll, the growth of each holder's
-account, times the holder's share of the GPU, is added to its tenant.
+account, times the holder's share of the GPU in this time (sharers.py), is added to its tenant.
 
 A new holder started at an unknown moment after the previous poll. A holder that left ended at an unknown moment after
 its last poll. So half of this interval is added to `held_s`, which is right on average. No other counter grows, because
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpu_exporter.agent.ledger.accounts import ConfirmedAllocation, HolderAccount
-from gpu_exporter.agent.ledger.ends import EDGE_S
 from gpu_exporter.common.model.holders import AllocationId, Holder, TenantKey
 from gpu_exporter.common.model.totals import TenantTotals
 from gpu_exporter.common.model.units import UnitId
@@ -155,7 +154,7 @@ class Tenants:
                 account.began
                 for other, account in holders.items()
                 if other[0] == holder_id[0] and account.confirmed > last.confirmed
-                if other not in self._before or account.began > last.confirmed - EDGE_S
+                if other not in self._before or account.began > last.confirmed
             )
             half = _half(min([now, *begins]) - last.confirmed, longest_s(last.renewed_s))
             booked = self._booked.get(holder_id)

@@ -206,7 +206,7 @@ class NodeState:
             if self._ended is not None:
                 self._ended.follow(self.ledger, (*gone, *present), self._answered, now, wall)
             self._spins.watch(proven)
-            missed = [grant for entry, (_, grant) in zip(gone, held.past, strict=True) if entry.id in lost]
+            missed = [grant for entry, (_, grant) in zip(gone, held.past, strict=True) if entry.id in lost or grant.why]
             return held.resolution._replace(missed=[*held.resolution.missed, *missed])
 
     def list_suspects(self) -> Sequence[Suspect]:
@@ -325,4 +325,5 @@ def _confirm(allocation: Allocation, grant: Grant, now: float, wall: float) -> C
         None if grant.start_here is None else now - (wall - grant.start_here),
         None if allocation.working_wall is None else now - (wall - allocation.working_wall),
         grant.renewed_s,
+        grant.possible,
     )

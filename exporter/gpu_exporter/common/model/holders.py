@@ -118,6 +118,8 @@ class Grant(NamedTuple):
       proven.
     - `reserves`: the holder only reserves the device, of which other pods have fractions, and holds nothing itself.
     - `ended`: the holder has ended, and holds nothing. `why`: the reason why its device may still not be free.
+    - `possible`: until when a holder that has ended may have had the device. `why`: why `confirmed` is earlier, so that
+      the holder may lack time.
     - `start_here`: the holder's start by this host's clock (Unix seconds), None if not reported. The holder's
       `start_wall` is by the scheduler's clock.
     """
@@ -141,6 +143,7 @@ class Grant(NamedTuple):
     reserves: bool = False
     ended: bool = False
     start_here: float | None = None
+    possible: float = 0.0
 
 
 SHARED = ("time_slice", "mps", "shard")

@@ -123,8 +123,8 @@ class SlurmSnapshot(NamedTuple):
         return tuple(sorted(self.claimed() ^ self.in_use()))
 
     def unexplained(self) -> tuple[int | str, ...]:
-        """Returns positions or shares of GPUs that are in use, but that no known job has. Empty if every GPU in use has
-        a job.
+        """Returns positions or shares of GPUs that are in use, but that no known job has. A known job with a part does
+        not explain the use of a whole GPU. Empty if every GPU in use has a job.
 
         For a record without positions: one number, the negative count of these GPUs.
         """
@@ -132,7 +132,8 @@ class SlurmSnapshot(NamedTuple):
             return (self.surplus(),) if self.surplus() < 0 else ()
         share = self.node.used.unnamed_share
         is_explained = not share or any(gpus.unnamed_share for gpus in self.gpus())
-        return (*sorted(self.in_use() - self.claimed()), *(() if is_explained else (share,)))
+        whole = {*self.node.used.indexes} - {index for gpus in self.gpus() for index in gpus.indexes}
+        return (*sorted((self.in_use() - self.claimed()) | whole), *(() if is_explained else (share,)))
 
 
 class Controller:

@@ -14,8 +14,8 @@ Tested on 22.05.8, 24.11.5 and 26.05.5, with and without PrologFlags=Contain.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Set
+from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.agent.attribution.slurm.controller import KnownJob, SlurmSnapshot
 from gpu_exporter.agent.attribution.slurm.gres.conf import Shares
@@ -40,6 +40,11 @@ class Merged(NamedTuple):
     disputed: Mapping[str, str] = {}
 
 
+Begun: TypeAlias = "Mapping[str, Mapping[float, bool | None]]"
+"""When jobs began (Unix seconds of this host), by GPU (Grant.number), each with whether the job has the whole GPU. None
+while this is unknown."""
+
+
 class _Spoken(NamedTuple):
     """A run of a job that its prolog's file has reported.
 
@@ -61,7 +66,7 @@ class FiledJobs:
         """The GPUs of which jobs can get parts. None while gres.conf does not prove them; then no file counts."""
         self._spoken: dict[str, _Spoken] = {}
         self._disputed: Set[str] = frozenset()
-        self._begun: dict[str, set[float]] = {}
+        self._begun: dict[str, dict[float, bool | None]] = {}
 
     def find(self, look: SlurmSnapshot, present: Present) -> dict[str, JobFile]:
         """Returns the files that prove their job without a request to slurmctld, by job."""
@@ -93,21 +98,27 @@ class FiledJobs:
         """Returns the GPUs of this node of which a job has all or a part. The method `names` must accept `file`."""
         assert file.run is not None
         total, share = len(file.indexes) if file.run.nodes == 1 else None, self.share_of(file, look)
-        if not share:
+        if not share or all(self._begun.get(f"IDX {index}", {}).get(file.began_wall or 0.0) for index in file.indexes):
             return JobGpus(file.indexes, total)
         return JobGpus((), total, shared=tuple((index, share) for index in file.indexes))
 
-    def list_begun(self, look: SlurmSnapshot, present: Present, wall: float) -> Mapping[str, Set[float]]:
-        """Returns when the last jobs on each whole GPU began, by the GPU (Grant.number). Unix seconds of this host.
+    def list_begun(self, look: SlurmSnapshot, files: Iterable[tuple[str, JobFile]], wall: float) -> Begun:
+        """Returns the begins of the last jobs on each GPU.
 
+        `look`: slurmctld's report alone. `files`: those of the present jobs, and of jobs that have just ended.
         `wall`: the present time. Later dates are forgotten, because the clock was set back.
         """
-        for file in (*present.files.values(), *(job.file for job in present.ended)):
-            if file.began_wall is not None and self.names(file, look) and not self.share_of(file, look):
-                for index in file.indexes:
-                    self._begun.setdefault(f"IDX {index}", set()).add(file.began_wall)
+        for job, file in files:
+            if file.began_wall is None or not self.names(file, look):
+                continue
+            gpus = look.jobs[job].gpus if _is_known(look, job, file) else None
+            for index in file.indexes:
+                begun = self._begun.setdefault(f"IDX {index}", {})
+                whole = True if not self.share_of(file, look) else index in gpus.indexes if gpus is not None else None
+                begun[file.began_wall] = begun.get(file.began_wall) if whole is None else whole
         self._begun = {
-            number: set(sorted(at for at in begun if at <= wall)[-BEGUN_MAX:]) for number, begun in self._begun.items()
+            number: dict(sorted((at, whole) for at, whole in begun.items() if at <= wall)[-BEGUN_MAX:])
+            for number, begun in self._begun.items()
         }
         return self._begun
 
@@ -164,21 +175,32 @@ class FiledJobs:
             jobs[job] = KnownJob(read_job(job, file), look.asked, JobGpus(file.indexes, len(file.indexes)), look.asked)
         begun = {index for job in jobs.keys() & new.keys() for index in new[job].indexes}
         used = look.node.used._replace(indexes=tuple(sorted({*look.node.used.indexes} - freed | begun)))
-        unnamed = {*used.indexes, *(index for index, _ in used.shared)} - taken.keys()
-        jobs |= self._list_unlisted(look, present, unnamed)
+        ended = {(job.job_id, job.file.run.restarts) for job in present.ended if job.file.run is not None}
+        left = [known.gpus for job, known in jobs.items() if known.gpus and (job, known.job.restarts) not in ended]
+        whole = {index for gpus in left for index in gpus.indexes}
+        unlisted = self._list_unlisted(look, present, {*used.indexes, *(index for index, _ in used.shared)}, whole)
+        jobs |= unlisted
+        parts = {index: share for known in unlisted.values() if known.gpus for index, share in known.gpus.shared}
+        used = used._replace(shared=tuple(sorted((parts | dict(used.shared)).items())))
         self._spoken |= {job: _Spoken(file.run.restarts, now) for job, file in files.items() if file.run is not None}
         self._disputed = disputed.keys()
         return Merged(look._replace(jobs=jobs, node=look.node._replace(used=used)), disputed)
 
-    def _list_unlisted(self, look: SlurmSnapshot, present: Present, unnamed: Set[int]) -> dict[str, KnownJob]:
-        """Returns jobs whose files name GPUs that are in use although squeue lists no job of them: slurmctld is slow.
+    def _list_unlisted(
+        self, look: SlurmSnapshot, present: Present, used: Set[int], whole: Set[int]
+    ) -> dict[str, KnownJob]:
+        """Returns jobs whose files name GPUs that are in use, although squeue does not list the job: slurmctld is slow.
 
-        `unnamed`: the positions of these GPUs. Such a job has parts of GPUs, unless its file proves more.
+        `used`: the positions of these GPUs. `whole`: those that a job has as a whole. Such a job has parts of GPUs,
+        unless its file proves more. It also counts on a GPU of which another job's end was just reported: the two may
+        have had it at the same time.
         """
+        near = {index for job in present.ended for index in job.file.indexes}
         return {
             job: KnownJob(read_job(job, file), look.asked, self.gpus_of(file, look), look.asked)
             for job, file in present.files.items()
-            if job not in look.jobs and self.names(file, look) and unnamed >= set(file.indexes)
+            if job not in look.jobs and self.names(file, look) and whole.isdisjoint(file.indexes)
+            if used | near >= set(file.indexes)
         }
 
     def forget(self, look: SlurmSnapshot, present: Present, ended: Set[str]) -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.agent.attribution.slurm import commands as slurm_commands
 from gpu_exporter.agent.attribution.slurm.collected import Collected
 from gpu_exporter.agent.attribution.slurm.controller import Controller, KnownJob, Run, SlurmSnapshot, how_far_ahead
-from gpu_exporter.agent.attribution.slurm.filed import FiledJobs, read_job, start_here, start_of_run
+from gpu_exporter.agent.attribution.slurm.filed import Begun, FiledJobs, read_job, start_here, start_of_run
 from gpu_exporter.agent.attribution.slurm.grants import (
     list_witnesses,
     make_grant,
@@ -122,6 +122,7 @@ class SlurmSource:
         self._filed = FiledJobs()
         self._granted: dict[str, tuple[str, list[Grant]]] = {}  # by job, at the last poll: restart count and grants
         self._ended: list[EndedJob] = []  # ended jobs that are not reported yet
+        self._stepped: dict[str, float] = {}  # when a list last had a step of the job (Unix seconds)
         self._missed = 0  # number of other ended jobs that are not reported yet
         self._over: dict[_RunKey, _Over] = {}  # ended runs, until slurmctld no longer lists the job
         self._said: tuple[GpuOrder, Shares] | None = None  # content of gres.conf at the last poll: order, shared GPUs
@@ -261,11 +262,12 @@ class SlurmSource:
         is_settled = found.since is not None or said == self._said
         self._filed.shares = found.shares if found.order.kind != "unknown" and is_settled else None
         lost, reported = self._filed.list_lost(look, present), look.jobs
+        files = (*present.files.items(), *((job.job_id, job.file) for job in self._ended))
+        begun = self._list_begun(look, present, files)
         over = self._list_over(look, present)
         look, disputed = self._filed.merge(look, present, self._clock.monotonic(), over)
-        files = (*present.files.values(), *(job.file for job in self._ended))
         self._users.note(User(known.job.user, known.job.uid) for known in look.jobs.values())
-        self._users.note(User(file.run.user, file.run.uid) for file in files if file.run is not None)
+        self._users.note(User(file.run.user, file.run.uid) for _, file in files if file.run is not None)
         problems = [text for text in (self._failed, look.problem, *disputed.values()) if text]
         if lost:
             text = f"job {_name(lost)} has only a prolog's file, and Slurm does not list the job"
@@ -277,9 +279,9 @@ class SlurmSource:
             problems.append(f"GPUs in use cannot be resolved: {order.problem}")
         else:
             self._renewal.settle()
-        granted = self._grant_jobs(look, present, reported, order)
+        granted = self._grant_jobs(look, present, reported, order, begun)
         hidden = self._grant_hidden(look, order)
-        ended, missed = self._list_ended(look, present, order)
+        ended, missed = self._list_ended(look, present, order, begun)
         past = {grant.holder.key for grant in ended}
         self._filed.forget(look, present, {grant.holder.job_id for grant in ended})
         # The last processes of an ended job may still run.
@@ -319,6 +321,13 @@ class SlurmSource:
             missed=missed,
             reported=present.reported,
         )
+
+    def _list_begun(self, look: SlurmSnapshot, present: Present, files: Sequence[tuple[str, JobFile]]) -> Begun:
+        """Returns the begins of the last jobs on each GPU. Notes steps. `look`, `files`: see FiledJobs.list_begun."""
+        wall, there = self._clock.wall(), {job for job, _ in files}
+        self._stepped = {job: at for job, at in self._stepped.items() if job in there}
+        self._stepped |= dict.fromkeys(present.steps.pids, wall)
+        return self._filed.list_begun(look, files, wall)
 
     def _list_over(self, look: SlurmSnapshot, present: Present) -> Set[str]:
         """Returns the jobs in the snapshot whose epilog has run here, or whose steps ended after slurmctld reported the
@@ -390,14 +399,14 @@ class SlurmSource:
         return [f"{self._why_hidden(f'{-surplus} GPUs', look.config)}, so no GPU is reported as free"]
 
     def _grant_jobs(
-        self, look: SlurmSnapshot, present: Present, reported: Mapping[str, KnownJob], order: GpuOrder
+        self, look: SlurmSnapshot, present: Present, reported: Mapping[str, KnownJob], order: GpuOrder, begun: Begun
     ) -> _Granted:
         """Returns the grants of the jobs. `reported`: the jobs that slurmctld reported, by id."""
         grants: list[Grant] = []
         left: list[Grant] = []  # of jobs whose epilog is late: the next job has begun
         problems: list[str] = []
         now, wall = self._clock.monotonic(), self._clock.wall()
-        conflicts, used, begun = 0, look.in_use(), self._filed.list_begun(look, present, wall)
+        conflicts, used = 0, look.in_use()
         ahead_s = how_far_ahead(look.clock, now, wall)
         for job_id, known in look.jobs.items():
             gpus, file = known.gpus or JobGpus((), 0), present.files.get(job_id, JobFile())
@@ -432,7 +441,7 @@ class SlurmSource:
                 elif job_id in present.waning:  # it may have ended after that list
                     asked = known.asked if reported.get(job_id) is known else 0.0
                     grant = grant._replace(confirmed=max(present.waning[job_id], asked))
-                over = _find_next(grant, file, begun) if job_id not in present.steps.pids else None
+                over = _find_next(grant, file.began_wall, begun) if job_id not in present.steps.pids else None
                 if over is None:
                     grants.append(grant)
                 else:
@@ -451,10 +460,11 @@ class SlurmSource:
             grants.append(self._as_of(look, grant._replace(share=shares.get(index, ""))))
         return grants
 
-    def _list_ended(self, look: SlurmSnapshot, present: Present, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
+    def _list_ended(
+        self, look: SlurmSnapshot, present: Present, order: GpuOrder, begun: Begun
+    ) -> tuple[tuple[Grant, ...], int]:
         """Returns grants of jobs that have ended since the last poll, and the number of ended jobs without a grant."""
         now, wall = self._clock.monotonic(), self._clock.wall()
-        begun = self._filed.list_begun(look, present, wall)
         ahead_s = how_far_ahead(look.clock, now, wall)
         ended: list[Grant] = []
         missed, self._missed = self._missed, 0
@@ -462,8 +472,8 @@ class SlurmSource:
         for job in self._ended:
             run, file = job.file.run, job.file
             end = now - max(0.0, wall - job.end_wall)
-            if job.by_steps and _has_run(look, job) and look.jobs[job.job_id].asked > end:
-                waiting.append(job)  # slurmctld has reported later that the job runs
+            if job.by_steps and _has_run(look, job):
+                waiting.append(job)  # slurmctld has reported later that the job runs (_list_over)
                 continue
             restarts, grants = self._granted.get(job.job_id, ("", []))
             if run is not None and (run.cluster, run.restarts) != (look.config.cluster, restarts):
@@ -482,8 +492,13 @@ class SlurmSource:
                 ]
             grants = [grant for grant in grants if grant.kind != "unproven"]
             for grant in grants:  # the epilog may be late
-                over = _find_next(grant, file, begun) or job.end_wall
-                ended.append(grant._replace(confirmed=end - max(0.0, job.end_wall - over)))
+                over = min(job.end_wall, _find_next(grant, file.began_wall, begun) or math.inf)
+                # A job that began before the last list with a step of this job has another part of the GPU.
+                stepped = max(file.began_wall or 0.0, self._stepped.get(job.job_id, 0.0))
+                proven = min(over, _find_next(grant, stepped, begun, wholes=(True, None)) or math.inf)
+                at, possible = (end - max(0.0, job.end_wall - each) for each in (proven, over))
+                why = "the next job may have the whole GPU" if proven < over else ""
+                ended.append(grant._replace(confirmed=at, possible=possible, why=why))
             missed += not (grants or job.is_again) and bool(file.indexes or file.uuids)
         self._ended = waiting
         return tuple(ended), missed
@@ -544,14 +559,18 @@ def _has_run(look: SlurmSnapshot, job: EndedJob) -> bool:
     return known is not None and run is not None and known.job.restarts == run.restarts
 
 
-def _find_next(grant: Grant, file: JobFile, begun: Mapping[str, Set[float]]) -> float | None:
-    """Returns when the next job on the job's whole GPU began (Unix seconds), so that the job's time was over.
+def _find_next(
+    grant: Grant, began: float | None, begun: Begun, *, wholes: Sequence[bool | None] = (True,)
+) -> float | None:
+    """Returns when the next job on the job's GPU began after `began` (Unix seconds), so that the job's time was over:
+    one of the two has the whole GPU.
 
-    `begun`: as FiledJobs.list_begun returns it.
+    `wholes`: the next job counts if this is known about it, or if the job itself has the whole GPU.
     """
-    if grant.share or file.began_wall is None:
-        return None
-    return min((at for at in begun.get(grant.number, ()) if file.began_wall < at), default=None)
+    each = begun.get(grant.number, {}) if began is not None else {}
+    return min(
+        (at for at, whole in each.items() if (began or 0.0) < at and (whole in wholes or not grant.share)), default=None
+    )
 
 
 class _Over(NamedTuple):
