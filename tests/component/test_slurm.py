@@ -479,12 +479,14 @@ def test_files_show_whole_gpus_beside_shared_gpus(
         clock.halted = clock.monotonic()  # on a busy machine, these steps may take longer than a minute
         exporter = source_of(slurm, run, clock, job_files=files)
 
-        def shares() -> list[str]:
+        def has_settled() -> bool:  # slurmctld may report a new job late, and is asked again until it does
             clock.later += 1.0
-            return [grant.share for grant in exporter.poll().grants]
+            questions.clear()
+            shares = [grant.share for grant in exporter.poll().grants]
+            return shares == [kind] and all("listpids" in text for text in questions)
 
         part = slurm.submit(f"--gres={kind}:2")
-        wait_for(lambda: shares() == [kind], "the part of a GPU")
+        wait_for(has_settled, "the part of a GPU")
         questions.clear()
         whole = slurm.submit("--gres=gpu:2")
         wait_for((files / whole).exists, "the prolog, which a job that runs may be ahead of")
