@@ -1,7 +1,7 @@
 """`gpu-exporter backtest` about many GPUs: `nice python -m tests.bench.backtest [--days 30] [--nodes 375]`.
 
 Prints the time and the CPU time of the command and of the server, and their peak memory. 30 days of 3,000 GPUs (375
-nodes) take half an hour to make and 5 GB of disk. Only the memory is held to a bound: the time is that of a machine with
+nodes) take some minutes to make and 4 GB of disk. Only the memory is held to a bound: the time is that of a machine with
 other work.
 """
 

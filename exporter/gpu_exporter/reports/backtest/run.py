@@ -27,7 +27,7 @@ from gpu_exporter.reports.usage.site import describe, find_site
 LEAD_S = 6 * 3600.0  # read before the period, so that the holders of its first hours have a past
 OWN_SOURCE = ReportSource("gpu-exporter", "idle runs of its allocations")
 LONGEST = 10  # idle stretches that are listed
-SLOWER = 2.0  # than a report of the same time
+SLOWER = 1.25  # than a report of the same time
 OF_SERVERS = "which pods serve requests: a live reconciler does not mark them"
 UNREAD = (
     ("labels", "labels of pods: policies that match labels are replayed as if no pod matched"),
