@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import signal
 import stat
@@ -33,6 +34,12 @@ MEMORY_MAX = 8 * 2**20
 HANG_S = 30.0
 SPARSE = 3 * 2**30
 STRANGER = 4711
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kubernetes_client() -> None:
+    """On a busy machine with a cold cache, its import alone takes HANG_S."""
+    importlib.import_module("gpu_exporter.reconciler.kubernetes.client.api")
 
 
 class Hangs(BaseException):
