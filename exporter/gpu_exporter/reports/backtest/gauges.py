@@ -122,7 +122,10 @@ class GaugeTracks:
             queries = [over("max", self._reader.select(each, matcher), block) for each in metrics]
             work, *more = [table("blocks", query, span._replace(window=block)) for query in queries]
             engine = more[0] if more else {}
-            return [(labels, *self._find_zeros(base, labels, work, engine)) for labels in {**work, **engine}]
+            return [
+                (labels, *find_zeros(base, labels, work.get(labels, {}), engine.get(labels, {})))
+                for labels in {**work, **engine}
+            ]
 
         asked = [
             (block, matcher)
@@ -136,18 +139,6 @@ class GaugeTracks:
                 zeros[labels], busy[labels] = zero, windows
         return zeros, busy
 
-    @staticmethod
-    def _find_zeros(
-        base: FirstPass, labels: Labels, work: Mapping[Labels, Values], engine: Mapping[Labels, Values]
-    ) -> tuple[Values, set[float]]:
-        own, beside = work.get(labels, {}), engine.get(labels, {})
-        limit = FLOORS[-1] if base.is_engine else 0.0
-        busy = {at // PART_S * PART_S for at, value in own.items() if value > limit}
-        busy |= {at // PART_S * PART_S for at, value in beside.items() if value > FLOORS[-1]}
-        if labels not in base.engine or base.is_engine:
-            return {at: value for at, value in own.items() if value <= limit}, busy
-        return {at: value for at, value in beside.items() if value <= FLOORS[-1] and own.get(at) == 0.0}, busy
-
     def _read_windows(self, base: FirstPass, units: Collection[str], span: WindowSpan) -> dict[Labels, Values]:
         """Reads the number of samples in each ten-minute window."""
 
@@ -159,6 +150,22 @@ class GaugeTracks:
         for answer in self._history.ask_ahead(ask, self._reader.matchers(units)):
             found |= answer
         return found
+
+
+def find_zeros(base: FirstPass, labels: Labels, work: Values, engine: Values) -> tuple[Values, set[float]]:
+    """Returns two results about a series: the largest engine activity of each block at zero, by its start (0 without
+    this metric), and the starts of the ten-minute windows with work.
+
+    `work`, `engine`: the largest value of `base.metric` and of the engine activity in each block, by its start.
+    """
+    limit = FLOORS[-1] if base.is_engine else 0.0
+    busy = {at // PART_S * PART_S for at, value in work.items() if value > limit}
+    busy |= {at // PART_S * PART_S for at, value in engine.items() if value > FLOORS[-1]}
+    if base.is_engine:
+        return {at: value for at, value in work.items() if value <= limit}, busy
+    if labels not in base.engine:  # a utilization below 0 is invalid
+        return {at: value for at, value in work.items() if value == 0.0}, busy
+    return {at: value for at, value in engine.items() if value <= FLOORS[-1] and work.get(at) == 0.0}, busy
 
 
 def see_hour(
